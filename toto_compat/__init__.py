@@ -1,0 +1,1 @@
+"""Evidence on where torch.compile can be re-enabled for Toto."""

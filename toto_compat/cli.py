@@ -1,0 +1,67 @@
+"""The `toto-compat` command. Each subcommand lives beside its logic and is imported only when it is used."""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+import click
+
+from toto_compat.errors import ExitCode, TotoCompatError
+
+# name -> (module:command, one line for --help). Kept here so that `toto-compat --help` imports nothing else.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "matrix": ("toto_compat.runtimes.command:matrix_command", "Run the cells of the matrix and say what can be compiled."),
+    "report": ("toto_compat.report.command:report_command", "Show a run: table, Markdown, HTML, JSON or JUnit."),
+    "diff": ("toto_compat.report.command:diff_command", "Compare two runs: better, worse, newly missing."),
+    "analyze": ("toto_compat.production.analyze:analyze_command", "Read production logs for compiler events."),
+    "releases": ("toto_compat.matrix.releases:releases_command", "Torch releases that matrix.yaml does not have yet."),
+    "schema": ("toto_compat.matrix.load:schema_command", "Print the JSON Schema of matrix.yaml."),
+    "doctor": ("toto_compat.runtimes.doctor:doctor_command", "What this machine can run, and how to get the rest."),
+    "prune": ("toto_compat.runtimes.venv:prune_command", "Remove virtualenvs that no environment needs any more."),
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a subcommand when it is called: `analyze` on a log must not wait for the Docker SDK."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module_name), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="toto-compat")
+def cli() -> None:
+    """Can torch.compile be switched back on for Toto? For which PyTorch, which KV cache, which mode?"""
+
+
+def main() -> NoReturn:
+    """Run the command; turn a TotoCompatError into its message and exit code."""
+    try:
+        cli(standalone_mode=False)
+    except TotoCompatError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(ExitCode.INTERRUPTED)
+    sys.exit(ExitCode.OK)
+
+
+if __name__ == "__main__":
+    main()
