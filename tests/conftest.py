@@ -1,0 +1,68 @@
+"""Which tests run where: host-side tests need the host's packages, cell-side tests (marker `cell`) need torch.
+
+A module with `pytestmark = pytest.mark.cell` imports torch at its top and is not imported where torch is missing.
+"""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+CELL_MODULE = re.compile(r"^pytestmark\s*=.*\bmark\.cell\b", re.MULTILINE)
+CELL_TEST = re.compile(r"\bmark\.cell\b")
+WHOLE_MODULE = "cell tests need torch, which is not installed here: `nox -s tests` runs them in a real environment"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--side", choices=("host", "cell"), help="run only the tests of this side; the rest is left out")
+
+
+class LeftOutModule(pytest.File):
+    """A cell module where torch is missing: one skip instead of an import error."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        yield LeftOut.from_parent(self, name="cell")
+
+
+class LeftOut(pytest.Item):
+    def runtest(self) -> None:
+        pytest.skip(WHOLE_MODULE)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, 0, self.name
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    side = config.getoption("--side")
+    if side is None or not is_test_module(collection_path):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    if side == "host":
+        return True if CELL_MODULE.search(text) else None
+    return None if CELL_TEST.search(text) else True
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if HAS_TORCH or not CELL_MODULE.search(module_path.read_text(encoding="utf-8")):
+        return None
+    return LeftOutModule.from_parent(parent, path=module_path)  # type: ignore[return-value]  # any collector will do
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    side = config.getoption("--side")
+    if side is not None:
+        other = [item for item in items if ("cell" in item.keywords) != (side == "cell")]
+        config.hook.pytest_deselected(items=other)
+        items[:] = [item for item in items if item not in other]
+    elif not HAS_TORCH:
+        for item in items:
+            if item.get_closest_marker("cell"):
+                item.add_marker(pytest.mark.skip(reason=WHOLE_MODULE))
+
+
+def is_test_module(path: Path) -> bool:
+    return path.suffix == ".py" and path.name.startswith("test_")

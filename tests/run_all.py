@@ -1,0 +1,83 @@
+"""All tests with one closing line: the host side with this interpreter, the cell side with a real torch environment.
+
+`nox -s tests` calls it. Arguments go to both pytest runs. The pinned environment stays as the runtime made it: pytest
+for the cell side lives in a folder of its own, last on that interpreter's path.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CELL_ENVIRONMENT = "torch-2.13.0-cpu"
+NO_TESTS_COLLECTED = 5  # pytest's exit code; fine for one side, not for both
+RUN_PYTEST = "import sys; sys.path.append(sys.argv.pop(1)); import pytest; sys.exit(pytest.console_main())"
+
+
+def main(arguments: list[str]) -> int:
+    with tempfile.TemporaryDirectory(prefix="toto-compat-tests-") as folder:
+        host_report, cell_report = Path(folder, "host.xml"), Path(folder, "cell.xml")
+        codes = [run_host_side(arguments, host_report), run_cell_side(arguments, cell_report)]
+        outcomes = count_outcomes(host_report) + count_outcomes(cell_report)
+    print(f"{outcomes['passed']} passed, {outcomes['failed']} failed, {outcomes['skipped']} skipped", flush=True)
+    if set(codes) == {NO_TESTS_COLLECTED}:
+        return NO_TESTS_COLLECTED
+    worst = max((code for code in codes if code != NO_TESTS_COLLECTED), default=0)
+    return worst or int(outcomes["failed"] > 0)
+
+
+def run_host_side(arguments: list[str], report: Path) -> int:
+    command = [sys.executable, "-m", "pytest", "--side=host", "-n2", "--dist=loadfile", f"--junitxml={report}"]
+    return subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode
+
+
+def run_cell_side(arguments: list[str], report: Path) -> int:
+    python = cell_python()
+    command = [str(python), "-c", RUN_PYTEST, str(pytest_folder(python)), "--side=cell", "-n2", "--dist=loadfile"]
+    # one thread per worker, as in a cell: two workers on two cores must not fight over them
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return subprocess.run(
+        [*command, f"--junitxml={report}", *arguments], cwd=ROOT, env=variables, check=False
+    ).returncode
+
+
+def cell_python() -> Path:
+    """The interpreter of the cell environment, built on first use by the project's own runtime."""
+    raise NotImplementedError
+
+
+def pytest_folder(python: Path) -> Path:
+    """Where the test packages for the cell's interpreter are, installed on first use."""
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["test"]
+    identity = hashlib.sha256(repr((str(python), packages)).encode()).hexdigest()[:12]
+    folder = Path(sys.prefix) / f"cell-pytest-{identity}"
+    if not folder.is_dir():
+        unfinished = folder.with_suffix(".unfinished")
+        install = [python, "-m", "pip", "install", "-q", "--upgrade", "--target", unfinished, *packages]
+        subprocess.run(install, check=True)
+        unfinished.rename(folder)
+    return folder
+
+
+def count_outcomes(report: Path) -> Counter[str]:
+    """How the tests of one JUnit report ended; a run that left no report counts nothing, its exit code speaks."""
+    outcomes: Counter[str] = Counter()
+    if not report.is_file():
+        return outcomes
+    for case in ET.parse(report).iter("testcase"):
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            outcomes["failed"] += 1
+        else:
+            outcomes["skipped" if "skipped" in kinds else "passed"] += 1
+    return outcomes
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
