@@ -1,0 +1,155 @@
+"""compatibility.json, .md and .html of a run: judged cells in, files out, each replaced in one step."""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from toto_compat.errors import StorageError
+from toto_compat.evidence.schema import Figure
+from toto_compat.report.table import markdown_table
+from toto_compat.verdict.decision import Decision, DeviceDecision, decide, settings_to_copy, torch_release
+from toto_compat.verdict.gates import JudgedCell
+
+SCHEMA_VERSION = 1
+
+
+def in_table_order(cells: Sequence[JudgedCell]) -> list[JudgedCell]:
+    """CUDA after CPU, old releases first; within an environment the order in which the matrix names its cells."""
+    return sorted(
+        cells,
+        key=lambda cell: (
+            cell.result.request.device.value,
+            Version(torch_release(cell)),
+            cell.result.request.environment_name,
+        ),
+    )
+
+
+def compatibility(cells: Sequence[JudgedCell], decision: Decision | None = None) -> dict[str, Any]:
+    """The machine-readable table: {"schema", "rows", "decision"}."""
+    decision = decision or decide(cells)
+    return {
+        "schema": SCHEMA_VERSION,
+        "rows": [row(cell) for cell in in_table_order(cells)],
+        "decision": decision_as_json(decision),
+    }
+
+
+def row(cell: JudgedCell) -> dict[str, Any]:
+    request = cell.result.request
+    return {
+        "environment": request.environment_name,
+        "torch": request.environment.torch,
+        "device": request.device.value,
+        "cache": request.cache.name,
+        "mode": request.mode,
+        "settings": request.settings_name,
+        "verdict": cell.verdict.value,
+        "decided_by": cell.decided_by.value if cell.decided_by else None,
+        "gates": {
+            gate.value: {
+                "status": judged.status.value,
+                "value": judged.value,
+                "limit": judged.limit.model_dump(exclude_none=True),
+                "kind": judged.kind.value if judged.kind else None,
+                "reason": judged.reason,
+            }
+            for gate, judged in cell.gates.items()
+        },
+    }
+
+
+def decision_as_json(decision: Decision) -> dict[str, Any]:
+    return {
+        "sentence": decision.sentence,
+        "devices": {device.value: _device_as_json(found) for device, found in decision.devices.items()},
+    }
+
+
+def _device_as_json(found: DeviceDecision) -> dict[str, Any]:
+    contender = found.contender
+    return {
+        "answer": found.answer.value,
+        "sentence": found.sentence,
+        "environments": list(found.environments),
+        "cache": contender.cache if contender else None,
+        "mode": contender.mode if contender else None,
+        "settings": contender.settings if contender else None,
+        "releases": contender.history.text if contender else None,
+        "decided_by": found.decided_by.value if found.decided_by else None,
+        "reason": found.reason,
+        "take_cache_only": found.take_cache_only,
+        "break_even_forecasts": {"cold": _value(found.break_even_cold), "warm": _value(found.break_even_warm)},
+        "set": list(settings_to_copy(found)),
+        "next": list(found.next_commands),
+        "ranges": [
+            {
+                "cache": other.cache,
+                "mode": other.mode,
+                "settings": other.settings,
+                "text": other.history.text,
+                "good_since": other.history.good_since,
+                "regressed_in": list(other.history.regressed_in),
+                "undecided": list(other.history.undecided),
+                "untried": list(other.history.untried),
+            }
+            for other in found.contenders
+        ],
+    }
+
+
+def write_compatibility(run_folder: Path, cells: Sequence[JudgedCell]) -> Decision:
+    """Write compatibility.json and .md into the run folder and return the decision they carry."""
+    ordered = in_table_order(cells)
+    decision = decide(ordered)
+    write_atomically(run_folder / "compatibility.json", as_json(compatibility(ordered, decision)))
+    write_atomically(run_folder / "compatibility.md", markdown_table(ordered, decision))
+    return decision
+
+
+def as_json(document: Any) -> str:
+    """Strict JSON: NaN and infinities become strings, since no other reader takes Python's bare words."""
+    return json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one, never half of it."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}: {error.strerror or error}",
+            hint="check that the folder exists, is writable and that the disk is not full",
+        ) from error
+
+
+def _finite(document: Any) -> Any:
+    match document:
+        case dict():
+            return {key: _finite(value) for key, value in document.items()}
+        case list() | tuple():
+            return [_finite(value) for value in document]
+        case float() if math.isnan(document):
+            return "NaN"
+        case float() if math.isinf(document):
+            return "Infinity" if document > 0 else "-Infinity"
+        case _:
+            return document
+
+
+def _value(figure: Figure | None) -> float | None:
+    return figure.value if figure else None

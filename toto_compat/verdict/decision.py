@@ -1,0 +1,304 @@
+"""The answer per device: enable, enable with these settings, keep off, or not enough evidence; and why."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from packaging.version import Version
+
+from toto_compat.evidence.schema import Figure
+from toto_compat.matrix.schema import CompileSettings, Device, Gate, Suite
+from toto_compat.verdict.gates import JudgedCell, Status, rerun_command
+from toto_compat.verdict.ranges import ReleaseHistory, release_history
+
+
+class Answer(StrEnum):
+    ENABLE = "enable"
+    ENABLE_WITH_SETTINGS = "enable_with_settings"
+    KEEP_OFF = "keep_off"
+    NOT_ENOUGH_EVIDENCE = "not_enough_evidence"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One cache, mode and settings over all releases of one device."""
+
+    cache: str
+    mode: str
+    settings: str
+    cells: tuple[JudgedCell, ...]  # oldest release first
+    history: ReleaseHistory
+
+    @property
+    def name(self) -> str:
+        return f"{self.cache}/{self.mode}" + ("" if self.settings == "stock" else f"+{self.settings}")
+
+    @property
+    def newest_pass(self) -> JudgedCell | None:
+        passed = [cell for cell in self.cells if cell.verdict is Status.PASS]
+        return passed[-1] if passed else None
+
+
+@dataclass(frozen=True)
+class DeviceDecision:
+    """What to do on one device, why, and what to run next where that is not known."""
+
+    device: Device
+    answer: Answer
+    sentence: str
+    contender: Contender | None  # the cache, mode and settings it speaks of
+    environments: tuple[str, ...]  # where the answer was measured
+    decided_by: Gate | None
+    reason: str
+    break_even_cold: Figure | None
+    break_even_warm: Figure | None
+    take_cache_only: bool  # the cache itself is the gain, compile adds nothing that can be told from noise
+    next_commands: tuple[str, ...]
+    contenders: tuple[Contender, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    sentence: str
+    devices: Mapping[Device, DeviceDecision]
+
+
+def decide(cells: Sequence[JudgedCell]) -> Decision:
+    """The answer for every device; CUDA is always answered, if only with what is missing."""
+    devices = {device: _decide_device(device, cells) for device in (Device.CUDA, Device.CPU)}
+    if not any(cell.result.request.device is Device.CPU for cell in cells):
+        del devices[Device.CPU]
+    return Decision(sentence=" ".join(found.sentence for found in devices.values()), devices=devices)
+
+
+def contenders_of(device: Device, cells: Sequence[JudgedCell]) -> tuple[Contender, ...]:
+    """Cells grouped by cache, mode and settings, each along the releases, in the order of first appearance."""
+    here = [cell for cell in cells if cell.result.request.device is device]
+    releases = {torch_release(cell) for cell in here}
+    groups: defaultdict[tuple[str, str, str], list[JudgedCell]] = defaultdict(list)
+    for cell in here:
+        request = cell.result.request
+        groups[request.cache.name, request.mode, request.settings_name].append(cell)
+    found = []
+    for (cache, mode, settings), group in groups.items():
+        by_release: defaultdict[str, list[Status]] = defaultdict(list)
+        for cell in group:
+            by_release[torch_release(cell)].append(cell.verdict)
+        ordered = tuple(sorted(group, key=lambda cell: Version(torch_release(cell))))
+        found.append(Contender(cache, mode, settings, ordered, release_history(by_release, all_releases=releases)))
+    return tuple(found)
+
+
+def torch_release(cell: JudgedCell) -> str:
+    return cell.result.request.environment.torch
+
+
+def compile_adds_nothing(cell: JudgedCell) -> bool:
+    """Same-cache eager over compiled: an interval that reaches down to 1 shows no gain from compile itself."""
+    same_cache = cell.figure(Suite.SPEED, "speedup_same_cache")
+    return same_cache is not None and same_cache.low is not None and same_cache.low <= 1.0
+
+
+def settings_to_copy(decision: DeviceDecision) -> tuple[str, ...]:
+    """Lines for the production environment file; Python lines are comments there."""
+    contender = decision.contender
+    if decision.answer not in (Answer.ENABLE, Answer.ENABLE_WITH_SETTINGS) or contender is None:
+        return ("TOTO_DISABLE_COMPILE=1",)
+    settings = contender.cells[-1].result.request.settings
+    lines = [
+        "TOTO_DISABLE_COMPILE=0",
+        "TOTO_COMPILE=1",
+        f"TOTO_COMPILE_MODE={contender.mode}",
+        f"TOTO_COMPILE_BACKEND={settings.backend}",
+    ]
+    if settings.capture_scalar_outputs:
+        lines.append("TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS=1")
+    return (*lines, *python_settings(settings))
+
+
+def python_settings(settings: CompileSettings) -> tuple[str, ...]:
+    """What no environment variable of torch sets, as the Python line that does."""
+    lines = []
+    if settings.recompile_limit is not None:
+        lines.append(f"# torch._dynamo.config.recompile_limit = {settings.recompile_limit}")
+    if settings.accumulated_recompile_limit is not None:
+        lines.append(f"# torch._dynamo.config.accumulated_recompile_limit = {settings.accumulated_recompile_limit}")
+    if settings.mark_dynamic:
+        lines.append("# torch._dynamo.mark_dynamic(inputs, -1)  # the time dimension, before the first forecast")
+    return tuple(lines)
+
+
+def _decide_device(device: Device, cells: Sequence[JudgedCell]) -> DeviceDecision:
+    contenders = contenders_of(device, cells)
+    passing = [contender for contender in contenders if contender.newest_pass]
+    gaining = [found for found in passing if found.newest_pass and not compile_adds_nothing(found.newest_pass)]
+    if gaining:
+        return _enable(device, max(gaining, key=_preference), contenders)
+    if passing:
+        return _cache_only(device, max(passing, key=_preference), contenders)
+    return _without_pass(device, contenders)
+
+
+def _preference(contender: Contender) -> tuple[Version, int, bool, float]:
+    """Newest release first, then the longest list of good releases, PyTorch's own settings, the larger gain."""
+    best = contender.newest_pass
+    assert best is not None
+    speedup = best.figure(Suite.SPEED, Gate.SPEEDUP.value)
+    good = sum(cell.verdict is Status.PASS for cell in contender.cells)
+    gain = speedup.value if speedup and speedup.value is not None else 0.0
+    return Version(torch_release(best)), good, contender.settings == "stock", gain
+
+
+def _enable(device: Device, contender: Contender, contenders: tuple[Contender, ...]) -> DeviceDecision:
+    best = contender.newest_pass
+    assert best is not None
+    environments = tuple(
+        cell.result.request.environment_name for cell in contender.cells if cell.verdict is Status.PASS
+    )
+    with_settings = contender.settings != "stock"
+    speedup = best.figure(Suite.SPEED, Gate.SPEEDUP.value)
+    gain = f", at least {speedup.value:.2f}x faster than upstream eager" if speedup and speedup.value else ""
+    settings = f" and settings {contender.settings}" if with_settings else ""
+    sentence = (
+        f"On {_label(device)} compile can be re-enabled in {_listed(environments)} with cache {contender.cache}, "
+        f"mode {contender.mode}{settings}: {contender.history.text}{gain}."
+    )
+    if device is Device.CPU:
+        sentence += " This says nothing about CUDA."
+    return DeviceDecision(
+        device=device,
+        answer=Answer.ENABLE_WITH_SETTINGS if with_settings else Answer.ENABLE,
+        sentence=sentence,
+        contender=contender,
+        environments=environments,
+        decided_by=None,
+        reason="every demanded gate was measured and passed",
+        break_even_cold=best.figure(Suite.SPEED, "break_even_cold"),
+        break_even_warm=best.figure(Suite.SPEED, "break_even_warm"),
+        take_cache_only=False,
+        next_commands=_commands_for_undecided(contender.cells),
+        contenders=contenders,
+    )
+
+
+def _cache_only(device: Device, contender: Contender, contenders: tuple[Contender, ...]) -> DeviceDecision:
+    best = contender.newest_pass
+    assert best is not None
+    same_cache = best.figure(Suite.SPEED, "speedup_same_cache")
+    assert same_cache is not None
+    reason = f"same cache, eager over compiled: {_interval(same_cache)} includes 1"
+    return DeviceDecision(
+        device=device,
+        answer=Answer.KEEP_OFF,
+        sentence=f"On {_label(device)} take the cache {contender.cache}, leave compile off: {reason}.",
+        contender=contender,
+        environments=tuple(c.result.request.environment_name for c in contender.cells if c.verdict is Status.PASS),
+        decided_by=Gate.SPEEDUP,
+        reason=reason,
+        break_even_cold=None,
+        break_even_warm=None,
+        take_cache_only=True,
+        next_commands=(),
+        contenders=contenders,
+    )
+
+
+def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDecision:
+    cells = [cell for contender in contenders for cell in contender.cells]
+    undecided = [cell for cell in cells if cell.verdict is Status.INCONCLUSIVE]
+    if cells and not undecided:
+        closest = max(cells, key=_how_far)
+        deciding = closest.deciding
+        assert deciding is not None
+        reason = f"closest is {closest.result.cell}, which fails {deciding.gate.value}: {deciding.reason}"
+        return _no_contender(
+            device,
+            Answer.KEEP_OFF,
+            f"On {_label(device)} keep compile off: no row passes; {reason}.",
+            contenders,
+            reason=reason,
+            decided_by=deciding.gate,
+        )
+    if not cells:
+        command = f"toto-compat matrix '*' --device {device.value}"
+        where = " on a machine with an NVIDIA GPU" if device is Device.CUDA else ""
+        reason = f"nothing was measured on {_label(device)}"
+        return _no_contender(
+            device,
+            Answer.NOT_ENOUGH_EVIDENCE,
+            f"On {_label(device)} it is not known whether compile is safe: {reason}; run {command}{where}.",
+            contenders,
+            reason=reason,
+            decided_by=None,
+            next_commands=(command,),
+        )
+    nearest = max(undecided, key=_how_far)
+    deciding = nearest.deciding
+    what = f"{deciding.gate.value}: {deciding.reason}" if deciding else "no gate applies"
+    reason = f"{nearest.result.cell} lacks {what}"
+    commands = _commands_for_undecided(undecided)
+    return _no_contender(
+        device,
+        Answer.NOT_ENOUGH_EVIDENCE,
+        f"On {_label(device)} there is not enough evidence to re-enable compile: {reason}; run {commands[0]}.",
+        contenders,
+        reason=reason,
+        decided_by=deciding.gate if deciding else None,
+        next_commands=commands,
+    )
+
+
+def _no_contender(
+    device: Device,
+    answer: Answer,
+    sentence: str,
+    contenders: tuple[Contender, ...],
+    *,
+    reason: str,
+    decided_by: Gate | None,
+    next_commands: tuple[str, ...] = (),
+) -> DeviceDecision:
+    return DeviceDecision(
+        device=device,
+        answer=answer,
+        sentence=sentence,
+        contender=None,
+        environments=(),
+        decided_by=decided_by,
+        reason=reason,
+        break_even_cold=None,
+        break_even_warm=None,
+        take_cache_only=False,
+        next_commands=next_commands,
+        contenders=contenders,
+    )
+
+
+def _how_far(cell: JudgedCell) -> tuple[int, int]:
+    """Cells that got furthest through the gates: the fewest failures, then the most passes."""
+    statuses = [judged.status for judged in cell.gates.values()]
+    return -statuses.count(Status.FAIL), statuses.count(Status.PASS)
+
+
+def _commands_for_undecided(cells: Sequence[JudgedCell]) -> tuple[str, ...]:
+    commands: dict[str, None] = {}
+    for cell in cells:
+        if cell.verdict is Status.INCONCLUSIVE:
+            deciding = cell.deciding
+            commands[(deciding.next_command if deciding else "") or rerun_command(cell.result)] = None
+    return tuple(commands)
+
+
+def _interval(figure: Figure) -> str:
+    low = f"{figure.low:.2f}" if figure.low is not None else "?"
+    high = f"{figure.high:.2f}" if figure.high is not None else "?"
+    return f"{low} to {high}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _label(device: Device) -> str:
+    return "CUDA" if device is Device.CUDA else "the CPU"

@@ -1,0 +1,194 @@
+"""Gates: stored evidence in, a status out. Pure, so that an old run can be judged again by other limits."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from toto_compat.evidence.schema import CellResult, Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.matrix.schema import Device, Gate, GateLimit, Suite
+
+
+class Status(StrEnum):
+    PASS = "PASS"  # noqa: S105 - a verdict, not a password
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    NOT_APPLICABLE = "NOT_APPLICABLE"
+
+
+SUITE_OF_GATE: Mapping[Gate, Suite] = {
+    Gate.EQUIVALENCE: Suite.EQUIVALENCE,
+    Gate.DETERMINISM: Suite.DETERMINISM,
+    Gate.MAE_SIGMA: Suite.EQUIVALENCE,
+    Gate.COMPILE_ACTIVE: Suite.RECOMPILE,
+    Gate.RECOMPILE_LIMIT: Suite.RECOMPILE,
+    Gate.RECOMPILES: Suite.RECOMPILE,
+    Gate.RECOMPILES_TOTAL: Suite.RECOMPILE,
+    Gate.GRAPH_BREAKS: Suite.RECOMPILE,
+    Gate.CUDAGRAPHS: Suite.CUDAGRAPH,
+    Gate.SPEEDUP: Suite.SPEED,
+    Gate.LATENCY_STABILITY: Suite.SPEED,
+    Gate.MEMORY: Suite.MEMORY,
+}
+
+# A NaN in these means that the forecast itself is broken; elsewhere it only means that nothing was measured.
+_NAN_IS_A_FAULT = frozenset({Gate.EQUIVALENCE, Gate.DETERMINISM, Gate.MAE_SIGMA})
+
+
+@dataclass(frozen=True)
+class JudgedGate:
+    """One gate of one cell. `reason` is one line: what was found against the limit, or what is missing."""
+
+    gate: Gate
+    status: Status
+    limit: GateLimit
+    figure: Figure | None
+    reason: str
+    next_command: str = ""  # what would get the missing evidence
+
+    @property
+    def value(self) -> float | None:
+        return self.figure.value if self.figure else None
+
+    @property
+    def kind(self) -> Kind | None:
+        return self.figure.kind if self.figure else None
+
+
+@dataclass(frozen=True)
+class JudgedCell:
+    """A cell with its verdict: never PASS unless every demanded gate that applies was measured and passed."""
+
+    result: CellResult
+    gates: Mapping[Gate, JudgedGate]
+    verdict: Status
+    decided_by: Gate | None
+
+    @property
+    def deciding(self) -> JudgedGate | None:
+        return self.gates[self.decided_by] if self.decided_by else None
+
+    def figure(self, suite: Suite, name: str) -> Figure | None:
+        """Any figure of the cell, also one that no gate judges."""
+        evidence = self.result.evidence.get(suite)
+        return evidence.figures.get(name) if evidence and evidence.outcome is Outcome.MEASURED else None
+
+
+def judge(result: CellResult, gates: Mapping[Gate, GateLimit]) -> JudgedCell:
+    """The verdict of one cell from its stored evidence alone."""
+    judged = {gate: _judge_gate(result, gate, gates[gate]) for gate in Gate if gate in gates}
+    for status in (Status.FAIL, Status.INCONCLUSIVE):
+        for gate, found in judged.items():
+            if found.status is status:
+                return JudgedCell(result=result, gates=judged, verdict=status, decided_by=gate)
+    if not any(found.status is Status.PASS for found in judged.values()):
+        return JudgedCell(result=result, gates=judged, verdict=Status.INCONCLUSIVE, decided_by=None)
+    return JudgedCell(result=result, gates=judged, verdict=Status.PASS, decided_by=None)
+
+
+def limits_for(general: Mapping[Gate, GateLimit], profile_gates: Mapping[Gate, GateLimit]) -> dict[Gate, GateLimit]:
+    """The limits a profile judges by: its own replace the general ones."""
+    return {**general, **profile_gates}
+
+
+def rerun_command(result: CellResult, *, profile: str = "") -> str:
+    """The exact command that runs this cell again."""
+    request = result.request
+    return (
+        f"toto-compat matrix '{result.cell}' --profile {profile or request.profile_name} "
+        f"--device {request.device.value} --fresh"
+    )
+
+
+def limit_text(limit: GateLimit) -> str:
+    """A limit as a person writes it: '<= 0', '>= 2', '0 to 1'."""
+    match limit.min, limit.max:
+        case (None, high):
+            return f"<= {high:g}"
+        case (low, None):
+            return f">= {low:g}"
+        case (low, high):
+            return f"{low:g} to {high:g}"
+
+
+def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit) -> JudgedGate:
+    suite = SUITE_OF_GATE[gate]
+    evidence = result.evidence.get(suite)
+    figure = evidence.figures.get(gate.value) if evidence else None
+
+    def judged(status: Status, reason: str, next_command: str = "") -> JudgedGate:
+        return JudgedGate(gate, status, limit, figure, reason, next_command)
+
+    if gate is Gate.CUDAGRAPHS and (why := _cudagraphs_do_not_apply(result, figure)):
+        return judged(Status.NOT_APPLICABLE, why)
+    if missing := _not_evidence(result, gate, evidence) or _no_figure(gate, evidence, figure):
+        return judged(Status.INCONCLUSIVE, missing, _command_for_missing(result, suite))
+    assert evidence is not None
+    if evidence.outcome is Outcome.MODEL_FAILED:
+        return judged(Status.FAIL, f"the compiled forecast raised: {_failure_line(evidence)}")
+    assert figure is not None and figure.value is not None
+    if math.isnan(figure.value):
+        return judged(Status.FAIL, "the forecast holds NaN")
+    passed = (limit.min is None or figure.value >= limit.min) and (limit.max is None or figure.value <= limit.max)
+    found = f"{figure.value:g}{' ' + figure.unit if figure.unit else ''}, limit {limit_text(limit)}"
+    return judged(Status.PASS if passed else Status.FAIL, found)
+
+
+def _cudagraphs_do_not_apply(result: CellResult, figure: Figure | None) -> str:
+    if result.request.device is Device.CPU:
+        if figure and figure.value is not None:
+            return f"no CUDA graphs on a CPU; {figure.kind.value} for a GPU: {_skips(figure.value)}"
+        return "no CUDA graphs on a CPU"
+    if result.request.mode == "default" and (figure is None or figure.value is None):
+        return "mode default does not use CUDA graphs"
+    return ""
+
+
+def _skips(count: float) -> str:
+    return "no reason to skip them" if count == 0 else f"{count:g} skip{'s' if count != 1 else ''}"
+
+
+def _not_evidence(result: CellResult, gate: Gate, evidence: SuiteEvidence | None) -> str:
+    """Why what is stored says nothing about the model, or '' if it does."""
+    suite = SUITE_OF_GATE[gate].value
+    if evidence is None or evidence.outcome is Outcome.NOT_RUN:
+        if result.failure:
+            return f"the cell could not be run ({result.failure.kind}): {_first_line(result.failure.message)}"
+        if SUITE_OF_GATE[gate] not in result.request.profile.suites:
+            return f"profile {result.request.profile_name} does not run the {suite} suite"
+        told = f": {_first_line(evidence.failure.message)}" if evidence and evidence.failure else ""
+        return f"the {suite} suite was not run{told}"
+    if result.request.device is Device.CUDA and not result.provenance.gpu:
+        return "asked for CUDA, but the cell saw no GPU: CPU evidence never decides a CUDA verdict"
+    if evidence.outcome is Outcome.ERROR:
+        return f"the {suite} suite could not finish: {_failure_line(evidence)}"
+    return ""
+
+
+def _no_figure(gate: Gate, evidence: SuiteEvidence | None, figure: Figure | None) -> str:
+    """Why a suite that ran still gives nothing to judge, or '' if it does."""
+    if evidence is not None and evidence.outcome is Outcome.MODEL_FAILED:
+        return ""
+    if figure is None or figure.value is None:
+        told = figure.missing if figure else ""
+        return f"not measured: {told or f'the {SUITE_OF_GATE[gate].value} suite left no figure for {gate.value}'}"
+    if figure.kind is not Kind.MEASURED:
+        return f"only {figure.kind.value} ({figure.value:g}), and only a measured figure decides"
+    if math.isnan(figure.value) and gate not in _NAN_IS_A_FAULT:
+        return "the figure is not a number"
+    return ""
+
+
+def _command_for_missing(result: CellResult, suite: Suite) -> str:
+    needs_other_profile = suite not in result.request.profile.suites
+    return rerun_command(result, profile="production-check" if needs_other_profile else "")
+
+
+def _failure_line(evidence: SuiteEvidence) -> str:
+    if evidence.failure is None:
+        return "no error was recorded"
+    return f"{evidence.failure.kind}: {_first_line(evidence.failure.message)}"
+
+
+def _first_line(message: str) -> str:
+    return next((line.strip() for line in message.splitlines() if line.strip()), "no message")
