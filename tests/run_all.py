@@ -54,7 +54,7 @@ def cell_python() -> Path:
 
 def pytest_folder(python: Path) -> Path:
     """Where the test packages for the cell's interpreter are, installed on first use."""
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["test"]
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["cell-test"]
     identity = hashlib.sha256(repr((str(python), packages)).encode()).hexdigest()[:12]
     folder = Path(sys.prefix) / f"cell-pytest-{identity}"
     if not folder.is_dir():
