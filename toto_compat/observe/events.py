@@ -31,8 +31,10 @@ class Event(StrictModel):
     line: int | None = None
     compile_id: str = ""  # '6/8': frame 6, compilation 8 of it
     reason: str = ""  # as torch said it: '6/7: kv_cache._current_idx[7] == 0'
+    reasons: tuple[str, ...] = ()  # every failed guard of a recompile, the first of which is `reason`
     normalised_reason: str = ""  # numbers, names and paths replaced: 'kv_cache._current_idx[N] == N'
     limit: int | None = None  # of a limit hit
+    limit_name: str = ""  # 'recompile_limit', before torch 2.7 'cache_size_limit', or accumulated_...
     count: int = 1  # 'mutated inputs (8 instances)'
     stack: tuple[str, ...] = ()  # user frames 'file:line in function', where torch gave them
     source: str = ""  # '<log file>:<line>' or 'live'
