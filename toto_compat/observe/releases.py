@@ -1,4 +1,4 @@
-"""What PyTorch renamed or reworded over its releases, each with the release it starts at. Nothing else knows versions."""
+"""What PyTorch renamed or reworded, each with the release it starts at. The rest of the package knows no versions."""
 
 import re
 from collections.abc import Sequence
