@@ -46,9 +46,13 @@ class Environment(StrictModel):
     build: str = Field(description="cpu, or the CUDA tag of the wheel: cu128", pattern=r"^(cpu|cu\d{3})$")
     python: str = Field(default="3.11", description="Python minor version", pattern=r"^3\.\d+$")
     toto_ts: str = Field(default="0.2.0", description="toto-ts release on the package index")
-    xformers: str | None = Field(default=None, description="xformers release, or null: it swaps attention, norm, SwiGLU")
+    xformers: str | None = Field(
+        default=None, description="xformers release, or null: it swaps attention, norm, SwiGLU"
+    )
     pins: dict[str, str] = Field(default={}, description="other packages and their exact versions")
-    gpu_architectures: tuple[str, ...] = Field(default=(), description="sm_* the wheel carries; a GPU outside is an error")
+    gpu_architectures: tuple[str, ...] = Field(
+        default=(), description="sm_* the wheel carries; a GPU outside is an error"
+    )
     base_image: str = Field(default="python:3.11-slim", description="container base image")
     index: str | None = Field(default=None, description="pip index of the torch wheel; null: the user's own")
 
@@ -60,7 +64,9 @@ class Environment(StrictModel):
 class CacheSource(StrictModel):
     """Where a KV cache comes from, and the settings it is tried with."""
 
-    source: str = Field(description="builtin, or path/to/file.py:Class (relative to the matrix file, mounted read-only)")
+    source: str = Field(
+        description="builtin, or path/to/file.py:Class (relative to the matrix file, mounted read-only)"
+    )
     settings: tuple[str, ...] = Field(default=("stock",), description="names of settings sets to try it with")
     description: str = ""
 
@@ -91,7 +97,9 @@ class Workload(StrictModel):
     groups: int = Field(default=1, ge=1, description="id groups the variates are split into")
     missing: float = Field(default=0.05, ge=0.0, lt=1.0, description="share of values masked out")
     context_patches: tuple[int, ...] = Field(default=(16, 32, 48, 64), min_length=2, description="ascending")
-    horizon_patches: tuple[int, ...] = Field(default=(10, 5, 12), min_length=1, description="the first is the timed one")
+    horizon_patches: tuple[int, ...] = Field(
+        default=(10, 5, 12), min_length=1, description="the first is the timed one"
+    )
     batches: tuple[int, ...] = Field(default=(1, 2), min_length=1, description="batch sizes of the measured phase")
     samples: int = Field(default=32, ge=2)
     samples_per_batch: int = Field(default=16, ge=1)
@@ -115,13 +123,15 @@ class Workload(StrictModel):
 class GateLimit(StrictModel):
     """A figure passes when min <= figure <= max."""
 
-    min: float | None = None
-    max: float | None = None
+    min: float | None = Field(default=None, allow_inf_nan=False)
+    max: float | None = Field(default=None, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _has_a_limit(self) -> "GateLimit":
         if self.min is None and self.max is None:
             raise ValueError("a gate needs min or max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError("min must not be above max: nothing could pass")
         return self
 
 
@@ -145,13 +155,18 @@ class Limits(StrictModel):
     shm: str = Field(default="1g", pattern=r"^\d+[mg]$")
     tmp: str = Field(default="2g", pattern=r"^\d+[mg]$")
     pids: int = Field(default=512, ge=16)
-    threads: int = Field(default=1, ge=1, description="torch intra-op threads: one, so that cells do not disturb each other")
+    threads: int = Field(
+        default=1, ge=1, description="torch intra-op threads: one, so that cells do not disturb each other"
+    )
 
 
 class Matrix(StrictModel):
     """The whole file."""
 
-    schema_version: Literal[1] = Field(alias="schema")
+    schema_version: Literal[1] = Field(alias="schema", description="version of this file's format: 1")
+    production: str | None = Field(
+        default=None, description="the environment production runs; part of the default on a GPU"
+    )
     environments: dict[str, Environment] = Field(min_length=1)
     caches: dict[str, CacheSource] = Field(min_length=1)
     settings: dict[str, CompileSettings] = Field(min_length=1)
