@@ -1,0 +1,65 @@
+"""Keys and values in buffers that never grow, move or get sliced: the position is a tensor, the rest is a mask."""
+
+import torch
+from torch import Tensor
+
+
+class FixedSizeKVCache:
+    """One pair of full-length buffers per time layer, and the slot the next patch goes to."""
+
+    def __init__(
+        self, *, layers: int, rows: int, heads: int, capacity: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (rows, heads, capacity, head_dim)
+        # A tensor per layer, not one for all: a write to a slice of a shared buffer makes inductor copy the whole of it.
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.slots = torch.arange(capacity, device=device)
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.keys, *self.values, self.position, self.slots]
+
+    def valid(self) -> Tensor:
+        """Which slots a decode step may attend to: everything written, and its own."""
+        return (self.slots <= self.position).view(1, 1, 1, -1)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put one patch's keys and values at the position; give back the whole buffers."""
+        self.keys[layer].index_copy_(2, self.position, keys)
+        self.values[layer].index_copy_(2, self.position, values)
+        return self.keys[layer], self.values[layer]
+
+    def fill(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Put a whole context's keys and values at the start, repeated over the rows that share that context."""
+        for buffer, content in ((self.keys[layer], keys), (self.values[layer], values)):
+            contexts = content.shape[0]
+            used = buffer[: buffer.shape[0] // contexts * contexts, :, : content.shape[2]]
+            used.unflatten(0, (-1, contexts)).copy_(content)
+
+    def begin(self, context_patches: int) -> None:
+        """The context is in place: the next patch goes right behind it. What lies there from before is never read."""
+        self.position.fill_(context_patches)
+
+
+class PrefillView:
+    """The cache as toto-ts's own forward wants to see it during the one pass over the context."""
+
+    def __init__(self, cache: FixedSizeKVCache, layer_of: dict[int, int]) -> None:
+        self._cache = cache
+        self._layer_of = layer_of
+        self._current: tuple[Tensor, Tensor] | None = None
+
+    def seq_len(self, layer_idx: int) -> int:  # noqa: ARG002 - toto-ts's signature
+        return 0
+
+    def current_len(self, cache_idx: int) -> int:  # noqa: ARG002 - toto-ts's signature
+        return 0
+
+    def append(self, layer_idx: int, kv: tuple[Tensor, Tensor]) -> None:
+        self._current = kv
+        self._cache.fill(self._layer_of[layer_idx], *kv)
+
+    def __getitem__(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        assert self._current is not None
+        return self._current

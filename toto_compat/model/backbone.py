@@ -1,0 +1,59 @@
+"""The real toto-ts backbone: seeded weights in two sizes, or a checkpoint through toto-ts's own loader."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from toto.model.backbone import TotoBackbone
+from toto.model.toto import Toto
+
+from toto_compat.errors import InputError
+from toto_compat.matrix.schema import Workload
+
+_COMMON = {
+    "num_layers": 12,  # never fewer: production's guards failed one layer after the other
+    "dropout": 0.1,
+    "spacewise_every_n_layers": 12,
+    "spacewise_first": False,
+    "scaler_cls": "<class 'model.scaler.CausalPatchStdMeanScaler'>",
+    "output_distribution_classes": ["<class 'model.distribution.MixtureOfStudentTsOutput'>"],
+    "output_distribution_kwargs": {"k_components": 24},
+    "stabilize_with_global": True,
+    "scale_factor_exponent": 10.0,
+}
+
+# `base` is the shape of the public Toto-Open-Base-1.0; `tiny` keeps its depth and shrinks the rest.
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "tiny": {**_COMMON, "patch_size": 32, "stride": 32, "embed_dim": 128, "num_heads": 4, "mlp_hidden_dim": 256},
+    "base": {**_COMMON, "patch_size": 64, "stride": 64, "embed_dim": 768, "num_heads": 12, "mlp_hidden_dim": 3072},
+}
+
+
+def build_backbone(
+    workload: Workload, *, dtype: torch.dtype, device: str, checkpoint_folder: str | None = None
+) -> TotoBackbone:
+    """The model in evaluation mode. Weights are drawn in float32 and cast, so that every dtype has the same ones."""
+    if checkpoint_folder is not None:
+        backbone = _load_checkpoint(Path(checkpoint_folder))
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(workload.seed)
+            backbone = TotoBackbone(**SHAPES[workload.model], use_memory_efficient_attention=_has_xformers())
+    return backbone.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+def _load_checkpoint(folder: Path) -> TotoBackbone:
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise InputError(f"checkpoint {folder}: no {name}", hint="give a folder with config.json and model.safetensors")
+    try:
+        return Toto.from_pretrained(str(folder)).model
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"checkpoint {folder}: toto-ts cannot load it: {error}", hint="was it saved by toto-ts?") from error
+
+
+def _has_xformers() -> bool:
+    from toto.model.attention import XFORMERS_AVAILABLE
+
+    return bool(XFORMERS_AVAILABLE)

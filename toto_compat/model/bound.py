@@ -1,0 +1,241 @@
+"""A backbone with a KV cache bound to it: the thing every suite takes. toto-ts itself is never edited."""
+
+import contextlib
+import copy
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from toto.inference.forecaster import TotoForecaster
+from toto.model.backbone import TotoBackbone
+from toto.model.util import KVCache
+
+from toto_compat.errors import InputError
+from toto_compat.evidence.schema import CacheRequest
+from toto_compat.matrix.schema import CompileSettings
+from toto_compat.model.series import Series
+
+StepObserver = Callable[[int], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class CompileSpec:
+    """How to compile. `backend` replaces the settings' one: the CUDA-graph predictor listens there."""
+
+    mode: str = "default"
+    settings: CompileSettings = CompileSettings()
+    backend: Callable[..., Any] | None = None
+
+    def torch_compile_arguments(self) -> dict[str, Any]:
+        if self.backend is not None:
+            return {"backend": self.backend}
+        return {"backend": self.settings.backend, "mode": None if self.mode == "default" else self.mode}
+
+
+class BoundModel(Protocol):
+    """A model that forecasts with one particular cache, eager or compiled."""
+
+    patch_size: int
+    cache_class: str
+    compiled: bool
+    observer: StepObserver | None  # entered around every model step; 0 is the prefill
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor: ...
+
+    def generate_samples(
+        self, series: Series, horizon_steps: int, *, num_samples: int, samples_per_batch: int
+    ) -> Tensor: ...
+
+    def teacher_forced(self, series: Series, truth: Tensor) -> list[dict[str, Tensor]]:
+        """The base distribution's parameters for each patch of `truth`, given the context and the true patches before it."""
+        ...
+
+
+def class_name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def apply_settings(settings: CompileSettings) -> None:
+    """Set what the settings change, process-wide as production does; what they leave alone stays PyTorch's default."""
+    from toto_compat.observe.releases import config_name
+
+    config = torch._dynamo.config
+    if settings.capture_scalar_outputs:
+        config.capture_scalar_outputs = True
+    for name in ("recompile_limit", "accumulated_recompile_limit"):
+        value = getattr(settings, name)
+        if value is not None:
+            setattr(config, config_name(name, torch.__version__), value)
+
+
+class _ObservedModel:
+    """Stands in for the backbone inside toto-ts's forecaster and tells the observer when a step runs."""
+
+    def __init__(self, owner: "WholeModel") -> None:
+        self._owner = owner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._owner.model, name)
+
+    def __call__(self, **arguments: Any) -> Any:
+        owner = self._owner
+        if owner.mark_dynamic:
+            for name in ("inputs", "input_padding_mask", "id_mask"):
+                torch._dynamo.mark_dynamic(arguments[name], 2)
+        if owner.observer is None:
+            return owner.model(**arguments)
+        step = (arguments["inputs"].shape[-1] - arguments["scaling_prefix_length"]) // owner.patch_size
+        with owner.observer(step):
+            return owner.model(**arguments)
+
+
+class WholeModel:
+    """toto-ts's own forecaster and forward with a cache class in place of its own, compiled whole like production did."""
+
+    def __init__(self, backbone: TotoBackbone, cache_class: type, compile_spec: CompileSpec | None) -> None:
+        # A shallow copy shares every weight, so several bindings of one backbone can stand side by side.
+        self.model = copy.copy(backbone)
+        self.patch_size: int = backbone.patch_embed.stride
+        self.cache_class = class_name(cache_class)
+        self.compiled = compile_spec is not None
+        self.observer: StepObserver | None = None
+        self.mark_dynamic = compile_spec is not None and compile_spec.settings.mark_dynamic
+        if cache_class is not KVCache:
+            self.model.allocate_kv_cache = _allocator(self.model, cache_class)
+        if compile_spec is not None:
+            apply_settings(compile_spec.settings)
+            self.model.compile(**compile_spec.torch_compile_arguments())
+        self._forecaster = TotoForecaster(_ObservedModel(self))
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        return self._forecaster.generate_mean(prediction_length=horizon_steps, use_kv_cache=True, **_arguments(series))
+
+    def generate_samples(
+        self, series: Series, horizon_steps: int, *, num_samples: int, samples_per_batch: int
+    ) -> Tensor:
+        return self._forecaster.generate_samples(
+            prediction_length=horizon_steps,
+            num_samples=num_samples,
+            sampling_batch_size=samples_per_batch,
+            use_kv_cache=True,
+            **_arguments(series),
+        )
+
+    @torch.no_grad()
+    def teacher_forced(self, series: Series, truth: Tensor) -> list[dict[str, Tensor]]:
+        batch, variates, context = series.inputs.shape
+        values = torch.cat([series.inputs, truth.to(series.inputs)], dim=-1)
+        padding = torch.cat([series.padding_mask, torch.ones_like(truth, dtype=torch.bool)], dim=-1)
+        ids = torch.cat([series.id_mask, series.id_mask[..., -1:].expand(-1, -1, truth.shape[-1])], dim=-1)
+        cache = self.model.allocate_kv_cache(
+            batch_size=batch,
+            num_variates=variates,
+            max_time_steps=values.shape[-1],
+            device=values.device,
+            dtype=values.dtype,
+        )
+        parameters = []
+        for step in range(truth.shape[-1] // self.patch_size):
+            end = context + step * self.patch_size
+            distribution = self._forecaster.model(
+                inputs=values[..., :end].contiguous(),
+                input_padding_mask=padding[..., :end].contiguous(),
+                id_mask=ids[..., :end].contiguous(),
+                kv_cache=cache,
+                scaling_prefix_length=context,
+            ).distribution
+            parameters.append(_last_patch_parameters(distribution, self.patch_size))
+        return parameters
+
+
+def _arguments(series: Series) -> dict[str, Tensor]:
+    return {
+        "inputs": series.inputs,
+        "timestamp_seconds": series.timestamp_seconds,
+        "time_interval_seconds": series.time_interval_seconds,
+        "input_padding_mask": series.padding_mask,
+        "id_mask": series.id_mask,
+    }
+
+
+def _last_patch_parameters(distribution: Any, patch_size: int) -> dict[str, Tensor]:
+    """df, loc, scale (and probs of a mixture) of the newest patch, cut loose from any buffer."""
+    components = getattr(distribution, "component_distribution", distribution)
+    parameters = {name: getattr(components, name) for name in ("df", "loc", "scale")}
+    if components is not distribution:
+        parameters["probs"] = distribution.mixture_distribution.probs
+    return {name: value[:, :, -patch_size:].clone() for name, value in parameters.items()}
+
+
+def _allocator(model: TotoBackbone, cache_class: type) -> Callable[..., Any]:
+    """toto-ts's `allocate_kv_cache` with another class."""
+
+    def allocate(batch_size: int, num_variates: int, max_time_steps: int, device: Any, dtype: Any) -> Any:
+        return cache_class(
+            batch_size=batch_size,
+            num_variates=num_variates,
+            transformer_layers=list(model.transformer.layers),
+            num_layers=model.num_layers,
+            embed_dim=model.embed_dim,
+            num_heads=model.transformer.layers[0].num_heads,
+            max_seq_len=ceil(max_time_steps / model.patch_embed.stride),
+            device=device,
+            dtype=dtype,
+            use_memory_efficient_attention=model.use_memory_efficient_attention,
+        )
+
+    return allocate
+
+
+def load_user_cache(source: str) -> type:
+    """The class behind 'path/to/file.py:Class'."""
+    path_text, _, name = source.rpartition(":")
+    path = Path(path_text)
+    spec = importlib.util.spec_from_file_location(f"user_cache_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InputError(f"cache {source}: no Python file there", hint="give path/to/file.py:Class")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"cache {source}: importing it failed: {type(error).__name__}: {error}") from error
+    cls = getattr(module, name, None)
+    if not isinstance(cls, type):
+        raise InputError(f"cache {source}: {path.name} has no class {name!r}", hint="the name after the colon is the class")
+    return cls
+
+
+def bind(
+    backbone: TotoBackbone,
+    cache: CacheRequest,
+    *,
+    compile_spec: CompileSpec | None = None,
+    max_patches: int | None = None,
+    batch_sizes: tuple[int, ...] = (),
+) -> BoundModel:
+    """The backbone with that cache, compiled if asked.
+
+    `max_patches` (longest context plus horizon) and `batch_sizes` (series times samples per batch) say what is to come:
+    a cache with fixed shapes makes them all at its first forecast, so that a later change compiles nothing.
+    """
+    from toto_compat.caches import builtin_binding
+
+    if cache.source != "builtin":
+        return WholeModel(backbone, load_user_cache(cache.source), compile_spec)
+    return builtin_binding(cache.name)(backbone, compile_spec, max_patches, batch_sizes)
+
+
+@contextlib.contextmanager
+def observed(model: BoundModel, observer: StepObserver) -> Iterator[None]:
+    """Watch the model's steps for a while."""
+    before, model.observer = model.observer, observer
+    try:
+        yield
+    finally:
+        model.observer = before

@@ -1,0 +1,306 @@
+"""Forecasting with the static step: shapes in buckets, one pass over the context, a decode loop without host syncs."""
+
+import contextlib
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from math import ceil
+from typing import Any
+
+import torch
+from packaging.version import Version
+from torch import Tensor
+from toto.model.backbone import TotoBackbone
+
+from toto_compat.caches.fixed_size import FixedSizeKVCache, PrefillView
+from toto_compat.model.bound import CompileSpec, StepObserver, WholeModel, apply_settings, class_name
+from toto_compat.model.sampling import draw_patch
+from toto_compat.model.series import Series
+from toto_compat.model.static_step import (
+    SUPPORTED_DISTRIBUTIONS,
+    SUPPORTED_SCALERS,
+    FusedHead,
+    StaticStep,
+    without_extremes,
+)
+
+RunStep = Callable[[], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a forecast starts from, in toto-ts's terms. `future` holds known values of the last variates."""
+
+    inputs: Tensor
+    padding_mask: Tensor
+    id_mask: Tensor
+    future: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    step: StaticStep
+    run: RunStep
+
+
+def why_not_static(backbone: TotoBackbone) -> str:
+    """Empty if the static step covers this model, else the name of what it does not cover."""
+    dtype = backbone.unembed.weight.dtype
+    reasons = {
+        f"toto-ts {version('toto-ts')}": Version(version("toto-ts")) < Version("0.2"),
+        "exogenous variates with fusion tokens": getattr(backbone, "fusion", None) is not None,
+        "the memory-efficient attention layout": backbone.use_memory_efficient_attention,
+        f"dtype {dtype}": dtype not in (torch.float32, torch.float64),
+        f"scaler {type(backbone.scaler).__name__}": not isinstance(backbone.scaler, SUPPORTED_SCALERS),
+        f"distribution {type(backbone.output_distribution).__name__}": not isinstance(
+            backbone.output_distribution, SUPPORTED_DISTRIBUTIONS
+        ),
+    }
+    return ", ".join(name for name, holds in reasons.items() if holds)
+
+
+class StaticModel:
+    """The fixed_size cache bound to a backbone. One forecast at a time: the buffers are shared, a lock guards them."""
+
+    step_class: type[StaticStep] = StaticStep
+
+    def __init__(
+        self,
+        backbone: TotoBackbone,
+        compile_spec: CompileSpec | None,
+        max_patches: int | None = None,
+        batch_sizes: tuple[int, ...] = (),
+    ) -> None:
+        self.backbone = backbone
+        self.patch_size: int = backbone.patch_embed.stride
+        self.cache_class = class_name(FixedSizeKVCache)
+        self.compiled = compile_spec is not None
+        self.observer: StepObserver | None = None
+        self._compile_spec = compile_spec
+        self._max_patches = max_patches or 0
+        self._batch_sizes = batch_sizes
+        self._buckets: dict[tuple[int, int, int], _Bucket] = {}
+        self._head: FusedHead | None = None
+        self._weights_seen: tuple[Any, ...] = ()
+        self._rewind_to = 0
+        self._lock = threading.Lock()
+        if compile_spec is not None:
+            apply_settings(compile_spec.settings)
+
+    # The interface the suites use
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        return self.mean(Context(series.inputs, series.padding_mask, series.id_mask), horizon_steps)
+
+    def generate_samples(
+        self, series: Series, horizon_steps: int, *, num_samples: int, samples_per_batch: int
+    ) -> Tensor:
+        context = Context(series.inputs, series.padding_mask, series.id_mask)
+        return self.samples(context, horizon_steps, num_samples=num_samples, samples_per_batch=samples_per_batch)
+
+    @torch.no_grad()
+    def teacher_forced(self, series: Series, truth: Tensor) -> list[dict[str, Tensor]]:
+        context = Context(series.inputs, series.padding_mask, series.id_mask)
+        batch, steps = series.inputs.shape[0], truth.shape[-1] // self.patch_size
+        with self._lock:
+            bucket = self._bucket(context, batch, steps)
+            with self._observed(0):
+                outputs = self._prefill(bucket.step, context, copies=1, whole=False)
+            parameters = [self._named(outputs, batch)]
+            for index in range(1, steps):
+                bucket.step.patch[:batch].copy_(truth[..., (index - 1) * self.patch_size : index * self.patch_size])
+                with self._observed(index):
+                    outputs = bucket.run()
+                parameters.append(self._named(outputs, batch))
+        return parameters
+
+    # The forecasts themselves
+
+    @torch.no_grad()
+    def mean(self, context: Context, horizon_steps: int) -> Tensor:
+        """Feed the mean of each predicted patch back; batch, variate, horizon."""
+        batch, variates, _ = context.inputs.shape
+        patches, size = ceil(horizon_steps / self.patch_size), self.patch_size
+        forecast = context.inputs.new_empty(batch, variates, patches * size)
+        with self._lock:
+            bucket = self._bucket(context, batch, patches)
+            patch = bucket.step.patch[:batch]
+            for index in range(patches):
+                with self._observed(index):
+                    if index == 0:
+                        _, loc, _, probs, affine_loc, affine_scale = self._prefill(
+                            bucket.step, context, copies=1, whole=False
+                        )
+                        patch.copy_(without_extremes((probs * loc).sum(-1) * affine_scale + affine_loc))
+                    else:
+                        bucket.run()
+                self._inject_future(patch, context.future, index, copies=1)
+                forecast[..., index * size : (index + 1) * size].copy_(patch)
+        return forecast[..., :horizon_steps]
+
+    @torch.no_grad()
+    def samples(self, context: Context, horizon_steps: int, *, num_samples: int, samples_per_batch: int) -> Tensor:
+        """Feed a draw of each predicted patch back; batch, variate, horizon, sample. Draws are toto-ts's, seed for seed."""
+        assert num_samples % samples_per_batch == 0, "num_samples must be divisible by sampling_batch_size"
+        contexts, variates, _ = context.inputs.shape
+        rows, rounds = contexts * samples_per_batch, num_samples // samples_per_batch
+        patches, size = ceil(horizon_steps / self.patch_size), self.patch_size
+        drawn = context.inputs.new_empty(rounds, rows, variates, patches * size)
+        with self._lock:
+            bucket = self._bucket(context, rows, patches)
+            step, patch = bucket.step, bucket.step.patch[:rows]
+            mixture = step.head.mixture
+            for current_round in range(rounds):
+                for index in range(patches):
+                    with self._observed(index):
+                        if index == 0 and current_round == 0:
+                            first = self._prefill(step, context, copies=samples_per_batch, whole=True)
+                        elif index == 0:
+                            self._rewind(step)
+                        else:
+                            outputs = bucket.run()
+                    if index == 0:
+                        # toto-ts draws for every context patch here and keeps the last: the random stream must agree.
+                        expanded = [value.repeat(samples_per_batch, *[1] * (value.dim() - 1)) for value in first]
+                        values = draw_patch(*expanded, patch_size=size, mixture=mixture)
+                    else:
+                        values = draw_patch(*(value[:rows] for value in outputs), patch_size=size, mixture=mixture)
+                    patch.copy_(without_extremes(values))
+                    self._inject_future(patch, context.future, index, copies=samples_per_batch)
+                    drawn[current_round, ..., index * size : (index + 1) * size].copy_(patch)
+        by_sample = drawn.view(num_samples, contexts, variates, -1)
+        return by_sample.permute(1, 2, 3, 0)[:, :, :horizon_steps]
+
+    # Buckets
+
+    def _bucket(self, context: Context, batch: int, horizon_patches: int) -> _Bucket:
+        """The buffers and graph for these shapes; made, with every announced one, the first time they are asked for."""
+        self._forget_buckets_if_weights_changed(context)
+        variates, steps = context.inputs.shape[1:]
+        assert steps % self.patch_size == 0, f"series length {steps} must be a multiple of the patch size {self.patch_size}"
+        patches = steps // self.patch_size + horizon_patches
+        fitting = [
+            key
+            for key in self._buckets
+            if key[1] == variates and key[2] >= patches and batch <= key[0] <= 2 * batch  # padding rows costs less than a compile
+        ]
+        if fitting:
+            return self._buckets[min(fitting, key=lambda key: (key[0], key[2]))]
+        capacity = self._capacity(patches)
+        for announced in sorted({batch, *self._batch_sizes}):
+            if (announced, variates, capacity) not in self._buckets:
+                self._buckets[announced, variates, capacity] = self._make_bucket(announced, variates, capacity)
+        return self._buckets[batch, variates, capacity]
+
+    def _capacity(self, patches: int) -> int:
+        """The announced maximum; past it the next power of two, so that growing series do not compile at every length."""
+        wanted = self._max_patches if patches <= self._max_patches else 1 << (patches - 1).bit_length()
+        return max(16, ceil(wanted / 16) * 16)
+
+    def _make_bucket(self, batch: int, variates: int, capacity: int) -> _Bucket:
+        if self._head is None:
+            self._head = FusedHead(self.backbone)
+        step = self.step_class(self.backbone, self._head, batch=batch, variates=variates, capacity=capacity)
+        bucket = _Bucket(step, self._compile(step))
+        bucket.run()  # compiles here, on empty buffers, rather than in the middle of a forecast
+        return bucket
+
+    def _compile(self, step: StaticStep) -> RunStep:
+        spec = self._compile_spec
+        if spec is None:
+            return step.forward
+        # A code object per bucket: dynamo counts recompiles per code object, and nine buckets would reach its limit of 8.
+        name = f"decode_step_batch{step.batch}_variates{step.variates}_capacity{step.capacity}"
+        plain = type(step).forward
+        function = types.FunctionType(plain.__code__.replace(co_name=name), plain.__globals__, name)
+        compiled = torch.compile(
+            types.MethodType(function, step), fullgraph=True, dynamic=False, **spec.torch_compile_arguments()
+        )
+        if spec.mode == "default":
+            return compiled
+
+        def replay() -> tuple[Tensor, ...]:
+            torch.compiler.cudagraph_mark_step_begin()
+            return compiled()
+
+        return replay
+
+    def _forget_buckets_if_weights_changed(self, context: Context) -> None:
+        """Other weights, another device or dtype: the buffers and the multiplied-out head are of no use any more."""
+        parameters = list(self.backbone.parameters())
+        seen = tuple((id(p), p._version, p.data_ptr()) for p in parameters)
+        if seen != self._weights_seen:
+            self._buckets.clear()
+            self._head = None
+            self._weights_seen = seen
+            not_covered = why_not_static(self.backbone)
+            if not_covered:
+                raise TypeError(f"fixed_size has no static step for {not_covered}")
+        weight = parameters[0]
+        if context.inputs.dtype != weight.dtype or context.inputs.device != weight.device:
+            raise TypeError(
+                f"the series is {context.inputs.dtype} on {context.inputs.device}, "
+                f"the model {weight.dtype} on {weight.device}"
+            )
+
+    # One forecast
+
+    def _prefill(self, step: StaticStep, context: Context, *, copies: int, whole: bool) -> tuple[Tensor, ...]:
+        """toto-ts's own pass over the context, filling the buffers; the distribution of the newest patch or of all."""
+        backbone, inputs = self.backbone, context.inputs
+        scaled, loc, scale = backbone.scaler(
+            inputs,
+            weights=torch.ones_like(inputs),
+            padding_mask=context.padding_mask,
+            prefix_length=inputs.shape[-1],
+        )
+        embeddings, ids = backbone.patch_embed(scaled, context.id_mask)
+        hidden = backbone.transformer(embeddings, ids, PrefillView(step.cache, step.cache_layer))
+        groups = (ids[..., -1:, None] == ids[..., None, -1:].transpose(1, 3)).flatten(2)
+        rows = copies * inputs.shape[0]
+        step.same_group[:rows].unflatten(0, (copies, -1)).copy_(groups.unsqueeze(1))
+        step.scaler.begin(inputs, context.padding_mask, loc, scale, copies)
+        self._rewind_to = inputs.shape[-1] // self.patch_size
+        step.cache.begin(self._rewind_to)
+        parameters = step.head(hidden if whole else hidden[:, :, -1:])
+        last = slice(-self.patch_size, None) if loc.shape[-1] > 1 else slice(None)
+        return *parameters, loc[..., last], scale[..., last]
+
+    def _rewind(self, step: StaticStep) -> None:
+        """Back to the end of the context for the next batch of samples: nothing of the context was overwritten."""
+        step.scaler.rewind()
+        step.cache.begin(self._rewind_to)
+
+    def _inject_future(self, patch: Tensor, future: Tensor | None, index: int, *, copies: int) -> None:
+        if future is not None:
+            known = future[..., index * self.patch_size : (index + 1) * self.patch_size]
+            patch[:, -future.shape[1] :, : known.shape[-1]].copy_(known.repeat(copies, 1, 1))
+
+    def _observed(self, step: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.observer is None else self.observer(step)
+
+    def _named(self, outputs: tuple[Tensor, ...], batch: int) -> dict[str, Tensor]:
+        names = ("df", "loc", "scale", "probs")
+        values = {name: value[:batch].clone() for name, value in zip(names, outputs, strict=False)}
+        if self._head is not None and not self._head.mixture:
+            return {name: values[name].squeeze(-1) for name in ("df", "loc", "scale")}
+        return values
+
+
+def bind_static(
+    backbone: TotoBackbone,
+    compile_spec: CompileSpec | None,
+    max_patches: int | None = None,
+    batch_sizes: tuple[int, ...] = (),
+) -> StaticModel | WholeModel:
+    """The static model; where it does not cover the backbone, toto-ts's own cache, eager, and a warning that says so."""
+    from toto.model.util import KVCache
+
+    not_covered = why_not_static(backbone)
+    if not not_covered:
+        return StaticModel(backbone, compile_spec, max_patches, batch_sizes)
+    warnings.warn(f"fixed_size does not cover {not_covered}: running toto-ts's own cache, eager", stacklevel=2)
+    return WholeModel(backbone, KVCache, None)
