@@ -18,6 +18,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "releases": ("toto_compat.matrix.releases:releases_command", "Torch releases that matrix.yaml does not have yet."),
     "schema": ("toto_compat.matrix.load:schema_command", "Print the JSON Schema of matrix.yaml."),
     "doctor": ("toto_compat.runtimes.doctor:doctor_command", "What this machine can run, and how to get the rest."),
+    "images": ("toto_compat.runtimes.docker_image:images_command", "Container images: list, build, prune."),
+    "fetch": ("toto_compat.runtimes.wheelhouse:fetch_command", "Get the wheels of environments for a build without network."),
+    "lock": ("toto_compat.runtimes.locks:lock_command", "Pin every package of environments with its hash."),
+    "shell": ("toto_compat.runtimes.shell:shell_command", "An interactive shell in an environment's container."),
+    "repro": ("toto_compat.repro.command:repro_command", "Run a production incident again: reproduced, or what differed."),
     "prune": ("toto_compat.runtimes.venv:prune_command", "Remove virtualenvs that no environment needs any more."),
 }
 
