@@ -4,8 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from packaging.version import Version
-
 # Oldest first; an entry holds from its release until the next one.
 _Names = Sequence[tuple[str, str]]
 
@@ -60,14 +58,22 @@ class ReleaseHint:
 
     release: str  # '2.9.0' or '2.7 or later'
     because: str
+    exact: bool = False
+
+
+def _release(version: str) -> tuple[int, ...]:
+    # A local part (2.13.0+cpu), a nightly or a candidate counts as the release it belongs to.
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    if not found:
+        raise ValueError(f"not a torch version: {version!r}")
+    return tuple(int(part) for part in found.group().split("."))
 
 
 def _holding(names: _Names, torch_version: str) -> str:
-    # A local part (2.13.0+cpu) or a nightly counts as the release it belongs to.
-    release = Version(Version(torch_version).base_version)
+    release = _release(torch_version)
     held = ""
     for since, name in names:
-        if release >= Version(since):
+        if release >= _release(since):
             held = name
     return held
 
@@ -114,7 +120,9 @@ def release_hint(logged_from: str, limit_name: str = "") -> ReleaseHint | None:
     """The release that a limit warning's own source line, or failing that its wording, points at."""
     found = _CONVERT_FRAME.search(logged_from)
     if found and (release := LIMIT_WARNING_LINES.get(int(found.group(1)))):
-        return ReleaseHint(release, f"the limit warning stands at convert_frame.py:{found.group(1)} in that release")
+        return ReleaseHint(
+            release, f"the limit warning stands at convert_frame.py:{found.group(1)} in that release", exact=True
+        )
     if limit_name.endswith("cache_size_limit"):
         return ReleaseHint("2.6 or earlier", "the limit is called cache_size_limit up to 2.6")
     if limit_name.endswith("recompile_limit"):
