@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docker
 import docker.errors
 import requests
 from docker.models.images import Image
 from docker.tls import TLSConfig
 
-import docker
 from toto_compat.errors import EngineError, EnvironmentBuildError
 from toto_compat.matrix.schema import Device, Environment
 from toto_compat.runtimes.machine import Gpu
@@ -137,15 +137,7 @@ def engine_lost(error: BaseException) -> EngineError:
 
 def is_local(client: docker.DockerClient) -> bool:
     """Whether the engine shares this machine's disk, as far as the address tells (the probe finds out for certain)."""
-    return client.api.base_url.startswith("http+docker://") and not isinstance(
-        client.api._custom_adapter, _ssh_adapter()
-    )
-
-
-def _ssh_adapter() -> type:
-    from docker.transport import SSHHTTPAdapter
-
-    return SSHHTTPAdapter if isinstance(SSHHTTPAdapter, type) else type(None)
+    return bool(client.api.base_url == "http+docker://localhost")
 
 
 # --- images and registries --------------------------------------------------------------------------------------------
@@ -212,8 +204,8 @@ def check_gpu(
     if "nvidia" not in facts.runtimes and not facts.cdi_devices:
         raise EnvironmentBuildError(
             f"{name}: the engine has no NVIDIA runtime, so containers get no GPU",
-            hint="install nvidia-container-toolkit, then `nvidia-ctk runtime configure --runtime=docker` and restart the"
-            " engine; or --device cpu",
+            hint="install nvidia-container-toolkit, `nvidia-ctk runtime configure --runtime=docker`, restart the engine;"
+            " or run with --device cpu",
         )
     if not local:
         return  # a remote engine's GPUs are seen by the probe
@@ -226,7 +218,7 @@ def check_gpu(
         minimum = _MINIMUM_DRIVER.get(cuda_major)
         if minimum and int(gpu.driver.partition(".")[0] or 0) < minimum:
             raise EnvironmentBuildError(
-                f"{name}: driver {gpu.driver} is too old for CUDA {cuda_major} ({environment.build}): {minimum} is needed",
+                f"{name}: driver {gpu.driver} is too old for {environment.build}: CUDA {cuda_major} needs {minimum}",
                 hint=f"update the NVIDIA driver to {minimum} or later, or take an environment with an older CUDA",
             )
         if environment.gpu_architectures and not wheel_runs_on(gpu.architecture, environment.gpu_architectures):
@@ -253,7 +245,7 @@ def check_disk(name: str, needed: int, facts: EngineFacts) -> None:
         raise EnvironmentBuildError(
             f"{name}: building its image needs about {needed / 1e9:.0f} GB, the engine's disk ({facts.root_folder}) has"
             f" {facts.free_bytes / 1e9:.1f} GB free",
-            hint="`toto-compat images prune` removes images that no environment needs; `docker system df` shows the rest",
+            hint="`toto-compat images prune` removes what no environment needs; `docker system df` shows the rest",
         )
 
 

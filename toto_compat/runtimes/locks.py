@@ -136,15 +136,15 @@ def parse_lock(text: str, path: Path) -> Lock:
                     f"{path}:{number}: not a line of a lock: {line[:100]!r}",
                     hint=f"locks are not edited by hand: `nox -s lock -- {path.stem}` writes it anew",
                 )
-            fields = match.groupdict()
-            packages.append(LockedPackage(**{**fields, "size": int(fields["size"] or 0), "layer": layer}))
-    name, python = header.get("environment", [""])[0], header.get("python", [""])[0]
-    if not packages or name != path.stem or not python:
+            name, version, sha256, file, size = match.groups()
+            packages.append(LockedPackage(name, version, sha256, file, int(size or 0), layer))
+    named, python = header.get("environment", [""])[0], header.get("python", [""])[0]
+    if not packages or named != path.stem or not python:
         raise EnvironmentBuildError(
-            f"{path}: incomplete, or of another environment ({name or 'none named'})",
+            f"{path}: incomplete, or of another environment ({named or 'none named'})",
             hint=f"`nox -s lock -- {path.stem}` writes it anew",
         )
-    return Lock(name, python, tuple(header.get("asked", [])), tuple(packages))
+    return Lock(named, python, tuple(header.get("asked", [])), tuple(packages))
 
 
 def read_lock(environment_name: str, environment: Environment, folder: Path | None = None) -> Lock:
@@ -188,7 +188,7 @@ def record_base_digest(image: str, digest: str, folder: Path | None = None) -> N
     """Write down what a tag stood for when it was first resolved; from then on the digest is what is used."""
     known = read_base_digests(folder) | {image: digest}
     lines = [
-        "# Base images by digest: written by the first machine that could resolve them. Delete a line to resolve it anew.",
+        "# Base images by digest, written by the first machine that could resolve them; delete a line to do it anew.",
         *(f'"{name}": "{value}"' for name, value in sorted(known.items())),
     ]
     write_atomically((folder or DOCKER_FOLDER) / "locks" / BASE_DIGESTS, "\n".join(lines) + "\n")
@@ -297,8 +297,8 @@ def _check_torch(lock: Lock, environment: Environment) -> None:
     right_build = has_cuda == (environment.build != "cpu") and local in ("", environment.build)
     if release != environment.torch or not right_build:
         raise EnvironmentBuildError(
-            f"{lock.environment_name}: asked for torch {environment.torch} ({environment.build}), the index gives {found}"
-            f" {'with' if has_cuda else 'without'} CUDA",
+            f"{lock.environment_name}: asked for torch {environment.torch} ({environment.build}),"
+            f" the index gives {found} {'with' if has_cuda else 'without'} CUDA",
             hint="set the environment's `index` in matrix.yaml to the wheel index of that build, and check it answers",
         )
 

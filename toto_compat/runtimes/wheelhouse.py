@@ -46,9 +46,9 @@ def verify_wheels(packages: Sequence[LockedPackage]) -> None:
         if found != package.sha256:
             path.unlink()
             raise EnvironmentBuildError(
-                f"{package.file}: the wheel does not match its lock: sha256 {package.sha256} is expected, {found} found",
-                hint="the file was removed; `toto-compat fetch` gets it again. If that repeats, the index serves another"
-                " file than the one that was locked",
+                f"{package.file}: the wheel does not match its lock: sha256 {found}, locked is {package.sha256}",
+                hint="the file was removed; `toto-compat fetch` gets it again. If that repeats, the index serves"
+                " another file than the one that was locked",
             )
 
 
@@ -65,7 +65,7 @@ def fetch_wheels(lock: Lock, environment: Environment, say: OnLine) -> None:
         free = shutil.disk_usage(shelf).free
         if free < size * 1.1:
             raise EnvironmentBuildError(
-                f"{lock.environment_name}: {size / 1e9:.1f} GB of wheels do not fit: {shelf} has {free / 1e9:.1f} GB free",
+                f"{lock.environment_name}: needs {size / 1e9:.1f} GB of wheels, {shelf} has {free / 1e9:.1f} GB free",
                 hint="free space, or set TOTO_COMPAT_CACHE to a folder on another disk",
             )
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=shelf) as folder:
