@@ -2,33 +2,18 @@
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
-
-from toto_compat.errors import StorageError
 from toto_compat.evidence.schema import Figure
+from toto_compat.evidence.store import write_atomically
 from toto_compat.report.table import markdown_table
-from toto_compat.verdict.decision import Decision, DeviceDecision, decide, settings_to_copy, torch_release
+from toto_compat.verdict.decision import Decision, DeviceDecision, decide, settings_to_copy
 from toto_compat.verdict.gates import JudgedCell
+from toto_compat.verdict.judged_run import in_table_order
 
 SCHEMA_VERSION = 1
-
-
-def in_table_order(cells: Sequence[JudgedCell]) -> list[JudgedCell]:
-    """CUDA after CPU, old releases first; within an environment the order in which the matrix names its cells."""
-    return sorted(
-        cells,
-        key=lambda cell: (
-            cell.result.request.device.value,
-            Version(torch_release(cell)),
-            cell.result.request.environment_name,
-        ),
-    )
 
 
 def compatibility(cells: Sequence[JudgedCell], decision: Decision | None = None) -> dict[str, Any]:
@@ -116,25 +101,6 @@ def write_compatibility(run_folder: Path, cells: Sequence[JudgedCell]) -> Decisi
 def as_json(document: Any) -> str:
     """Strict JSON: NaN and infinities become strings, since no other reader takes Python's bare words."""
     return json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one, never half of it."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {path}: {error.strerror or error}",
-            hint="check that the folder exists, is writable and that the disk is not full",
-        ) from error
 
 
 def _finite(document: Any) -> Any:

@@ -44,7 +44,7 @@ def markdown_table(cells: Sequence[JudgedCell], decision: Decision) -> str:
             _mode(cell, separator="+"),
             f"**{cell.verdict.value}**",
             cell.decided_by.value if cell.decided_by else "",
-            cell.deciding.reason if cell.deciding else "",
+            cell.reason,
             _status(cell, Gate.EQUIVALENCE),
             _recompiles(cell),
             _number(cell, Gate.GRAPH_BREAKS),

@@ -12,6 +12,9 @@ from toto_compat.matrix.schema import CompileSettings, Device, Gate, Suite
 from toto_compat.verdict.gates import JudgedCell, Status, rerun_command
 from toto_compat.verdict.ranges import ReleaseHistory, release_history
 
+# a cache that gains less than this by itself is not worth the change
+_WORTH_TAKING = 1.1
+
 
 class Answer(StrEnum):
     ENABLE = "enable"
@@ -98,6 +101,16 @@ def compile_adds_nothing(cell: JudgedCell) -> bool:
     """Same-cache eager over compiled: an interval that reaches down to 1 shows no gain from compile itself."""
     same_cache = cell.figure(Suite.SPEED, "speedup_same_cache")
     return same_cache is not None and same_cache.low is not None and same_cache.low <= 1.0
+
+
+def gain_of_cache_alone(cell: JudgedCell) -> float | None:
+    """Upstream eager over the same cache eager, where the forecasts are right; None: not measured, or not right."""
+    judged = cell.gates.get(Gate.EQUIVALENCE)
+    upstream = cell.figure(Suite.SPEED, "eager_p50_ms")
+    alone = cell.figure(Suite.SPEED, "same_cache_eager_p50_ms")
+    if not judged or judged.status is not Status.PASS or not upstream or not alone:
+        return None
+    return upstream.value / alone.value if upstream.value and alone.value else None
 
 
 def settings_to_copy(decision: DeviceDecision) -> tuple[str, ...]:
@@ -212,6 +225,9 @@ def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDe
         deciding = closest.deciding
         assert deciding is not None
         reason = f"closest is {closest.result.cell}, which fails {deciding.gate.value}: {deciding.reason}"
+        gain = gain_of_cache_alone(closest)
+        if gain and gain > _WORTH_TAKING and compile_adds_nothing(closest):
+            reason += f"; take the cache {closest.result.request.cache.name}, leave compile off ({gain:.2f}x by itself)"
         return _no_contender(
             device,
             Answer.KEEP_OFF,
@@ -227,7 +243,7 @@ def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDe
         return _no_contender(
             device,
             Answer.NOT_ENOUGH_EVIDENCE,
-            f"On {_label(device)} it is not known whether compile is safe: {reason}; run {command}{where}.",
+            f"On {_label(device)} it is not known whether compile can go back on: {reason}; run {command}{where}.",
             contenders,
             reason=reason,
             decided_by=None,
@@ -235,8 +251,8 @@ def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDe
         )
     nearest = max(undecided, key=_how_far)
     deciding = nearest.deciding
-    what = f"{deciding.gate.value}: {deciding.reason}" if deciding else "no gate applies"
-    reason = f"{nearest.result.cell} lacks {what}"
+    what = f"lacks {deciding.gate.value}: {deciding.reason}" if deciding else f"is undecided: {nearest.reason}"
+    reason = f"{nearest.result.cell} {what}"
     commands = _commands_for_undecided(undecided)
     return _no_contender(
         device,

@@ -68,6 +68,15 @@ class JudgedCell:
     def deciding(self) -> JudgedGate | None:
         return self.gates[self.decided_by] if self.decided_by else None
 
+    @property
+    def reason(self) -> str:
+        """Why it is not PASS, in one line; empty for PASS."""
+        if self.deciding:
+            return self.deciding.reason
+        if self.result.failure:
+            return f"the cell did not finish ({self.result.failure.kind}): {_first_line(self.result.failure.message)}"
+        return "" if self.verdict is Status.PASS else "no gate applies"
+
     def figure(self, suite: Suite, name: str) -> Figure | None:
         """Any figure of the cell, also one that no gate judges."""
         evidence = self.result.evidence.get(suite)
@@ -81,7 +90,7 @@ def judge(result: CellResult, gates: Mapping[Gate, GateLimit]) -> JudgedCell:
         for gate, found in judged.items():
             if found.status is status:
                 return JudgedCell(result=result, gates=judged, verdict=status, decided_by=gate)
-    if not any(found.status is Status.PASS for found in judged.values()):
+    if result.failure or not any(found.status is Status.PASS for found in judged.values()):
         return JudgedCell(result=result, gates=judged, verdict=Status.INCONCLUSIVE, decided_by=None)
     return JudgedCell(result=result, gates=judged, verdict=Status.PASS, decided_by=None)
 

@@ -1,0 +1,91 @@
+"""A stored run judged again, by its own limits or by those of another file; nothing is rerun."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.version import Version
+from pydantic import TypeAdapter, ValidationError
+
+from toto_compat.errors import MatrixFileError, SelectionError
+from toto_compat.evidence.store import Run, load_run
+from toto_compat.matrix.schema import Gate, GateLimit
+from toto_compat.verdict.decision import Decision, decide, torch_release
+from toto_compat.verdict.gates import JudgedCell, judge, limits_for
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """A run with a verdict per cell, rows in table order, and the answer they give together."""
+
+    run: Run
+    gates: Mapping[Gate, GateLimit]
+    cells: tuple[JudgedCell, ...]
+    decision: Decision
+
+
+def judge_run(run: Run, gates: Mapping[Gate, GateLimit] | None = None) -> JudgedRun:
+    """Judge every stored cell by `gates`, or by the limits the run itself recorded."""
+    limits = gates or run.info.gates
+    if not limits:
+        raise SelectionError(
+            f"{run.folder}: the run holds no gate limits to judge by", hint="name them: --gates matrix.yaml"
+        )
+    planned = {name: position for position, name in enumerate(run.info.cells)}
+    as_planned = sorted(run.cells, key=lambda cell: planned.get(cell.cell, len(planned)))
+    cells = in_table_order(judge(cell, limits) for cell in as_planned)
+    return JudgedRun(run=run, gates=limits, cells=cells, decision=decide(cells))
+
+
+def load_judged_run(folder: Path, gates: Mapping[Gate, GateLimit] | None = None) -> JudgedRun:
+    return judge_run(load_run(folder), gates)
+
+
+def in_table_order(cells: Iterable[JudgedCell]) -> tuple[JudgedCell, ...]:
+    """CPU before CUDA, old releases first; within an environment the order stays."""
+    return tuple(
+        sorted(
+            cells,
+            key=lambda cell: (
+                cell.result.request.device.value,
+                Version(torch_release(cell)),
+                cell.result.request.environment_name,
+            ),
+        )
+    )
+
+
+def read_gates(path: Path, profile: str = "") -> dict[Gate, GateLimit]:
+    """Limits from a matrix file (with the profile's own on top), or from a file that holds nothing but gates."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MatrixFileError(f"{path}: cannot be read: {error.strerror}", hint="--gates takes a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise MatrixFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict):
+        raise MatrixFileError(f"{path}: found {type(document).__name__}, accepted a mapping of gate names to limits")
+    general = _checked(path, "gates", document.get("gates", document))
+    profiles = document.get("profiles")
+    own = profiles.get(profile, {}) if isinstance(profiles, dict) else {}
+    own_gates = own.get("gates") if isinstance(own, dict) else None
+    return limits_for(general, _checked(path, f"profiles.{profile}.gates", own_gates or {}))
+
+
+def _checked(path: Path, where: str, found: Any) -> dict[Gate, GateLimit]:
+    names = [gate.value for gate in Gate]
+    if isinstance(found, dict):
+        for key in found:
+            if key not in names:
+                close = difflib.get_close_matches(str(key), names, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"gates are: {', '.join(names)}"
+                raise MatrixFileError(f"{path}: {where}: {key!r} is not a gate", hint=hint)
+    try:
+        return TypeAdapter(dict[Gate, GateLimit]).validate_python(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in (where, *first["loc"]))
+        raise MatrixFileError(f"{path}: {key}: {first['msg']}", hint="a limit is {min: N}, {max: N} or both") from error
