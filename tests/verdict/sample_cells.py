@@ -108,11 +108,12 @@ def provenance(request: CellRequest, **changes: Any) -> Provenance:
 
 def speed_run(*, upstream_ms: float, cache_ms: float, compiled_ms: float, seed: int = 1, count: int = 36) -> SpeedRun:
     """Timings with the noise of a quiet machine: 3 % of spread and now and then a forecast half as long again."""
-    generator = random.Random(seed)
+    generator = random.Random(seed)  # noqa: S311 - noise, no secret
 
     def timings(centre: float) -> tuple[float, ...]:
         return tuple(
-            centre * generator.lognormvariate(0, 0.03) * (1.5 if generator.random() < 0.03 else 1.0) for _ in range(count)
+            centre * generator.lognormvariate(0, 0.03) * (1.5 if generator.random() < 0.03 else 1.0)
+            for _ in range(count)
         )
 
     return SpeedRun(

@@ -142,12 +142,14 @@ def test_a_profiles_limits_replace_the_general_ones() -> None:
     assert judge(result, strict).decided_by is Gate.RECOMPILES_TOTAL
 
 
-suite_states = st.sampled_from(["good", "absent", "error", "not_run", "no_figures", "no_values", "predicted", "reported"])
+suite_states = st.sampled_from(
+    ["good", "absent", "error", "not_run", "no_figures", "no_values", "predicted", "reported"]
+)
 
 
 @settings(deadline=None)  # the first example builds the timings
 @given(
-    states=st.fixed_dictionaries({suite: suite_states for suite in Suite}),
+    states=st.fixed_dictionaries(dict.fromkeys(Suite, suite_states)),
     dropped=st.sets(st.sampled_from(list(Gate))),
     build=st.sampled_from(["cpu", "cu128"]),
     mode=st.sampled_from(["default", "reduce-overhead", "max-autotune"]),
@@ -156,6 +158,7 @@ suite_states = st.sampled_from(["good", "absent", "error", "not_run", "no_figure
     gpu_seen=st.booleans(),
 )
 def test_no_combination_of_missing_evidence_passes(
+    *,
     states: dict[Suite, str],
     dropped: set[Gate],
     build: str,
@@ -194,19 +197,19 @@ def test_no_combination_of_missing_evidence_passes(
 
 
 def _suite_in_state(evidence: SuiteEvidence, state: str) -> SuiteEvidence | None:
-    match state:
-        case "absent":
-            return None
-        case "error":
-            return suite_error(evidence.suite, Outcome.ERROR, "out of memory")
-        case "not_run":
-            return SuiteEvidence(suite=evidence.suite, outcome=Outcome.NOT_RUN)
-        case "no_figures":
-            return evidence.model_copy(update={"figures": {}})
-        case "no_values":
-            held = {name: Figure(value=None, missing="not obtained") for name in evidence.figures}
-            return evidence.model_copy(update={"figures": held})
-        case "predicted" | "reported":
-            held = {name: figure.model_copy(update={"kind": Kind(state)}) for name, figure in evidence.figures.items()}
-            return evidence.model_copy(update={"figures": held})
-    return evidence
+    changed = {
+        "good": evidence,
+        "absent": None,
+        "error": suite_error(evidence.suite, Outcome.ERROR, "out of memory"),
+        "not_run": SuiteEvidence(suite=evidence.suite, outcome=Outcome.NOT_RUN),
+        "no_figures": evidence.model_copy(update={"figures": {}}),
+        "no_values": _with_every_figure(evidence, value=None, missing="not obtained"),
+        "predicted": _with_every_figure(evidence, kind=Kind.PREDICTED),
+        "reported": _with_every_figure(evidence, kind=Kind.REPORTED),
+    }
+    return changed[state]
+
+
+def _with_every_figure(evidence: SuiteEvidence, **changes: object) -> SuiteEvidence:
+    figures = {name: figure.model_copy(update=changes) for name, figure in evidence.figures.items()}
+    return evidence.model_copy(update={"figures": figures})

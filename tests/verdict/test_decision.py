@@ -1,0 +1,121 @@
+"""The answer per device, and that CPU rows never speak for CUDA."""
+
+from typing import Any
+
+from tests.verdict.sample_cells import (
+    GATES,
+    good_result,
+    production_incident,
+    provenance,
+    speed_of,
+    speed_run,
+    with_figures,
+    with_suite,
+)
+from toto_compat.evidence.schema import CellResult
+from toto_compat.matrix.schema import CompileSettings, Device, Gate, Suite
+from toto_compat.verdict.decision import Answer, Decision, decide, settings_to_copy
+from toto_compat.verdict.gates import judge
+
+
+def decided(*results: CellResult) -> Decision:
+    return decide([judge(result, GATES) for result in results])
+
+
+def on_gpu(**changes: Any) -> CellResult:
+    return good_result(**{"build": "cu128", "mode": "reduce-overhead", "torch": "2.9.0", **changes})
+
+
+def test_a_cpu_row_that_passes_leaves_cuda_unknown() -> None:
+    decision = decided(good_result())
+    assert decision.devices[Device.CPU].answer is Answer.ENABLE
+    assert decision.devices[Device.CUDA].answer is Answer.NOT_ENOUGH_EVIDENCE
+    assert decision.devices[Device.CUDA].next_commands == ("toto-compat matrix '*' --device cuda",)
+    assert decision.sentence.startswith("On CUDA it is not known whether compile can go back on")
+    assert "This says nothing about CUDA." in decision.sentence
+
+
+def test_a_cuda_wheel_on_the_cpu_speaks_for_the_cpu_only() -> None:
+    decision = decided(good_result(build="cu128", device=Device.CPU))
+    assert decision.devices[Device.CUDA].answer is Answer.NOT_ENOUGH_EVIDENCE
+
+
+def test_enable_names_environment_cache_mode_releases_and_break_even() -> None:
+    decision = decided(on_gpu(), on_gpu(torch="2.8.0"), production_incident(build="cu128"))
+    found = decision.devices[Device.CUDA]
+    assert found.answer is Answer.ENABLE
+    assert found.environments == ("torch-2.8.0-cu128", "torch-2.9.0-cu128")
+    assert found.contender is not None
+    assert found.contender.history.text == "good since 2.8.0"
+    for part in ("torch-2.9.0-cu128", "fixed_size", "reduce-overhead", "good since 2.8.0"):
+        assert part in found.sentence
+    assert found.break_even_cold is not None and found.break_even_cold.value
+    assert settings_to_copy(found)[:3] == (
+        "TOTO_DISABLE_COMPILE=0",
+        "TOTO_COMPILE=1",
+        "TOTO_COMPILE_MODE=reduce-overhead",
+    )
+
+
+def test_settings_that_were_needed_are_part_of_the_answer() -> None:
+    settings = CompileSettings(capture_scalar_outputs=True, recompile_limit=256)
+    decision = decided(
+        on_gpu(cache="compile_friendly", settings_name="production", settings=settings),
+        production_incident(build="cu128"),
+    )
+    found = decision.devices[Device.CUDA]
+    assert found.answer is Answer.ENABLE_WITH_SETTINGS
+    assert "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS=1" in settings_to_copy(found)
+    assert "# torch._dynamo.config.recompile_limit = 256" in settings_to_copy(found)
+
+
+def test_stock_settings_are_preferred_where_both_pass() -> None:
+    decision = decided(on_gpu(settings_name="production", seed=2), on_gpu())
+    contender = decision.devices[Device.CUDA].contender
+    assert contender is not None and contender.settings == "stock"
+
+
+def test_only_failures_keep_compile_off_and_name_the_closest_row() -> None:
+    slow = with_suite(on_gpu(), Suite.SPEED, speed_of(speed_run(upstream_ms=52.0, cache_ms=50.0, compiled_ms=40.0)))
+    decision = decided(production_incident(build="cu128"), slow)
+    found = decision.devices[Device.CUDA]
+    assert (found.answer, found.decided_by) == (Answer.KEEP_OFF, Gate.SPEEDUP)
+    assert "fixed_size/reduce-overhead" in found.sentence
+    assert settings_to_copy(found) == ("TOTO_DISABLE_COMPILE=1",)
+
+
+def test_one_undecided_row_among_failures_is_not_enough_evidence() -> None:
+    undecided = with_figures(on_gpu(), {Gate.MEMORY: None})
+    decision = decided(production_incident(build="cu128"), undecided)
+    found = decision.devices[Device.CUDA]
+    assert (found.answer, found.decided_by) == (Answer.NOT_ENOUGH_EVIDENCE, Gate.MEMORY)
+    assert found.next_commands == (
+        "toto-compat matrix 'torch-2.9.0-cu128/fixed_size/reduce-overhead' --profile quick --device cuda --fresh",
+    )
+
+
+def test_a_cache_that_gains_alone_leaves_compile_off() -> None:
+    by_itself = speed_of(speed_run(upstream_ms=90.0, cache_ms=30.0, compiled_ms=30.0))
+    decision = decided(with_suite(on_gpu(), Suite.SPEED, by_itself))
+    found = decision.devices[Device.CUDA]
+    assert found.answer is Answer.KEEP_OFF
+    assert found.take_cache_only
+    assert "take the cache fixed_size, leave compile off" in found.sentence
+
+
+def test_a_cache_that_gains_alone_is_named_even_where_compile_fails() -> None:
+    by_itself = speed_of(speed_run(upstream_ms=50.0, cache_ms=30.0, compiled_ms=30.0))
+    decision = decided(with_suite(on_gpu(), Suite.SPEED, by_itself))
+    assert "take the cache fixed_size, leave compile off" in decision.sentence
+
+
+def test_a_gpu_row_without_a_gpu_gives_no_answer() -> None:
+    result = on_gpu()
+    blind = result.model_copy(update={"provenance": provenance(result.request, gpu=None)})
+    assert decided(blind).devices[Device.CUDA].answer is Answer.NOT_ENOUGH_EVIDENCE
+
+
+def test_nothing_at_all_is_answered_with_what_to_run() -> None:
+    decision = decided()
+    assert "toto-compat matrix '*' --device cuda" in decision.sentence
+    assert list(decision.devices) == [Device.CUDA]

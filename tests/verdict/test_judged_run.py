@@ -1,0 +1,92 @@
+"""A stored run is judged again without rerunning it, by its own limits or by another file's."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.verdict.sample_cells import GATES, good_result, with_figures
+from tests.verdict.stored_runs import store_run
+from toto_compat.errors import MatrixFileError, SelectionError, StorageError
+from toto_compat.matrix.schema import Gate
+from toto_compat.verdict.gates import Status
+from toto_compat.verdict.judged_run import load_judged_run, read_gates
+
+
+def test_an_old_run_is_judged_by_other_limits(tmp_path: Path) -> None:
+    folder = store_run(tmp_path, "r1", [with_figures(good_result(), {Gate.RECOMPILES_TOTAL: 5.0})])
+    assert load_judged_run(folder).cells[0].verdict is Status.PASS
+    other = tmp_path / "other.yaml"
+    other.write_text("recompiles_total: {max: 2}\n", encoding="utf-8")
+    judged = load_judged_run(folder, read_gates(other))
+    assert judged.cells[0].decided_by is Gate.RECOMPILES_TOTAL
+    assert set(judged.cells[0].gates) == {Gate.RECOMPILES_TOTAL}
+
+
+def test_gates_of_a_matrix_file_take_the_profiles_own_on_top(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(
+        "gates: {speedup: {min: 2}, memory: {max: 1.5}}\nprofiles: {strict: {gates: {speedup: {min: 3}}}}\n",
+        encoding="utf-8",
+    )
+    assert read_gates(path)[Gate.SPEEDUP].min == 2
+    assert read_gates(path, "strict")[Gate.SPEEDUP].min == 3
+    assert read_gates(path, "strict")[Gate.MEMORY].max == 1.5
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("recompile: {max: 0}", "did you mean recompile"),
+        ("speedup: {least: 2}", "speedup.least"),
+        ("speedup: {}", "a gate needs min or max"),
+        ("- speedup", "accepted a mapping"),
+        ("a: [", "not YAML"),
+        ("gates: 3", "gates"),
+    ],
+)
+def test_a_mistake_in_a_gates_file_names_the_file_and_the_key(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "gates.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(MatrixFileError) as caught:
+        read_gates(path)
+    assert "gates.yaml" in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_a_missing_gates_file_is_an_error_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(MatrixFileError, match=r"absent\.yaml"):
+        read_gates(tmp_path / "absent.yaml")
+
+
+def test_a_run_without_limits_asks_for_them(tmp_path: Path) -> None:
+    folder = store_run(tmp_path, "r1", [good_result()], gates={})
+    with pytest.raises(SelectionError, match="no gate limits"):
+        load_judged_run(folder)
+
+
+def test_a_damaged_cell_is_an_error_and_not_a_missing_row(tmp_path: Path) -> None:
+    folder = store_run(tmp_path, "r1", [good_result()])
+    path = next((folder / "cells").rglob("*.json"))
+    path.write_text(path.read_text(encoding="utf-8")[:200], encoding="utf-8")
+    with pytest.raises(StorageError, match=path.name):
+        load_judged_run(folder)
+
+
+def test_rows_come_by_device_and_release_and_then_as_planned(tmp_path: Path) -> None:
+    results = [
+        good_result(torch="2.10.0", build="cu128"),
+        good_result(torch="2.9.0", build="cu128"),
+        good_result(cache="upstream"),
+        good_result(cache="fixed_size"),
+    ]
+    folder = store_run(tmp_path, "r1", results)
+    assert [cell.result.cell for cell in load_judged_run(folder).cells] == [
+        "torch-2.13.0-cpu/upstream/default",
+        "torch-2.13.0-cpu/fixed_size/default",
+        "torch-2.9.0-cu128/fixed_size/default",
+        "torch-2.10.0-cu128/fixed_size/default",
+    ]
+
+
+def test_the_limits_of_the_samples_are_those_of_every_gate() -> None:
+    assert set(GATES) == set(Gate)
