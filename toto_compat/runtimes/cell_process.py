@@ -1,0 +1,205 @@
+"""Runs one cell's process and turns whatever happened to it into a result: no cell is ever lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Provenance
+from toto_compat.runtimes import supervise
+from toto_compat.runtimes.seam import OnLine
+
+CELL_COMMAND = ("-m", "toto_compat.cell")
+REQUEST_FILE = "request.json"
+RESULT_FILE = "result.json"
+LOG_FILE = "cell.log"
+
+_LAST_LINES = 25
+_LONGEST_LINE = 400  # in a result; the log has all of it
+_STOP_PATIENCE_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How a cell's process ended. Exit codes above 128 are signals, as a shell counts them."""
+
+    code: int
+    timed_out: bool = False
+    stopped: bool = False
+    over_memory: bool = False
+    last_lines: tuple[str, ...] = ()
+
+
+class CellProcesses:
+    """The cell processes that run now, so that all of them can be stopped from another thread."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._stopping = False
+
+    def run(
+        self, command: list[str], *, env: dict[str, str], folder: Path, timeout: float, memory: int, on_line: OnLine
+    ) -> ProcessEnd:
+        """Run to the end, the timeout, the memory limit or stop(); nothing of it is alive afterwards."""
+        supervisor = [sys.executable, "-I", "-S", str(Path(supervise.__file__)), str(memory)]
+        with self._guard:
+            if self._stopping:
+                return ProcessEnd(code=128 + signal.SIGINT, stopped=True)
+            process = subprocess.Popen(
+                [*supervisor, *command],
+                env=env,
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                # away from the terminal's Ctrl-C: the runner decides when and how cells end
+                start_new_session=True,
+            )
+            self._running.add(process)
+        last: deque[str] = deque(maxlen=_LAST_LINES)
+        reader = threading.Thread(target=_copy_lines, args=(process, folder / LOG_FILE, last, on_line), daemon=True)
+        reader.start()
+        timed_out = False
+        try:
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+                _end(process)
+            reader.join(_STOP_PATIENCE_SECONDS)
+        finally:
+            if process.poll() is None:
+                _end(process)
+            with self._guard:
+                self._running.discard(process)
+                stopped = self._stopping
+            if process.stdin and not process.stdin.closed:
+                process.stdin.close()
+        lines = tuple(last)
+        return ProcessEnd(
+            code=process.returncode if process.returncode >= 0 else 128 - process.returncode,
+            timed_out=timed_out,
+            stopped=stopped and process.returncode != 0 and not timed_out,
+            over_memory=any(line.startswith(supervise.OUT_OF_MEMORY_LINE) for line in lines),
+            last_lines=tuple(line for line in lines if not line.startswith("::")),
+        )
+
+    def stop(self) -> None:
+        """End every running cell and let no other start."""
+        with self._guard:
+            self._stopping = True
+            running = list(self._running)
+        for process in running:
+            _close_stdin(process)
+
+
+def _close_stdin(process: subprocess.Popen[str]) -> None:
+    """The supervisor takes that as the order to end the cell's process tree."""
+    assert process.stdin is not None
+    try:
+        process.stdin.close()
+    except OSError:
+        return
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    _close_stdin(process)
+    try:
+        process.wait(_STOP_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _copy_lines(process: subprocess.Popen[str], log: Path, last: deque[str], on_line: OnLine) -> None:
+    assert process.stdout is not None
+    try:
+        with log.open("a", encoding="utf-8") as file:
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
+                last.append(line.rstrip("\n")[:_LONGEST_LINE])
+                on_line(line.rstrip("\n"))
+    except OSError as error:
+        last.append(f"{log}: {error.strerror}")
+        # a pipe that nobody reads would block the cell for ever
+        for _ in process.stdout:
+            pass
+
+
+def collect_result(request: CellRequest, folder: Path, end: ProcessEnd, known: Provenance) -> CellResult:
+    """The cell's own result file where it is whole, else what can be said about how it ended.
+
+    `known` fills what the cell cannot know about itself: lock, runtime, source."""
+    written, unreadable = _read_result(folder / RESULT_FILE, request)
+    evidence = written.evidence if written else {}
+    failure: Failure | None
+    if written and written.failure is None and set(request.profile.suites) <= set(evidence):
+        failure = None
+    elif written and written.failure and not (end.timed_out or end.stopped or end.over_memory):
+        failure = written.failure
+    else:
+        failure = _failure(request, end, unreadable)
+    facts = (written.provenance if written else known).model_dump()
+    for field in ("lock", "runtime", "source_hash"):
+        facts[field] = getattr(known, field) or facts[field]
+    for field in ("started", "finished"):
+        facts[field] = facts[field] or getattr(known, field)
+    return CellResult(
+        cell=request.cell, request=request, provenance=Provenance(**facts), evidence=evidence, failure=failure
+    )
+
+
+def _read_result(path: Path, request: CellRequest) -> tuple[CellResult | None, str]:
+    try:
+        result = CellResult.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None, "it left no result file"
+    except OSError as error:
+        return None, f"its result file cannot be read: {error.strerror}"
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return None, f"its result file is not valid: {where + ': ' if where else ''}{first['msg']}"
+    if result.cell != request.cell:
+        return None, f"its result file is of another cell: {result.cell}"
+    return result, "its result file lacks suites"
+
+
+def _failure(request: CellRequest, end: ProcessEnd, unreadable: str) -> Failure:
+    killed = 128 + signal.SIGKILL
+    if end.timed_out:
+        minutes = request.profile.timeout_minutes
+        message = f"no end after {minutes:g} minutes (timeout_minutes of profile {request.profile_name}): killed"
+        return Failure(kind="timeout", message=message, last_lines=end.last_lines)
+    if end.stopped:
+        return Failure(kind="interrupted", message="the run was stopped", last_lines=end.last_lines)
+    if end.over_memory:
+        message = f"took more than {request.limits.memory} (limits.memory in matrix.yaml): killed"
+        return Failure(kind="out_of_memory", message=message, last_lines=end.last_lines)
+    if end.code == killed:
+        message = "killed by the system (SIGKILL), most likely out of memory: run with --jobs 1, or see `dmesg`"
+        return Failure(kind="out_of_memory", message=message, last_lines=end.last_lines)
+    how = f"died of {_signal_name(end.code - 128)}" if end.code > 128 else f"ended with exit code {end.code}"
+    return Failure(kind="crash", message=f"the cell {how}, and {unreadable}", last_lines=end.last_lines)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def bytes_of(size: str) -> int:
+    """'8g' or '512m', as containers count them."""
+    return int(size[:-1]) * {"m": 2**20, "g": 2**30}[size[-1]]

@@ -1,0 +1,127 @@
+"""The local executor: spreads cells over this machine, some at a time."""
+
+import queue
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from toto_compat.errors import StorageError
+from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Provenance
+from toto_compat.runtimes.cell_process import LOG_FILE
+from toto_compat.runtimes.progress import Progress
+from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
+
+_HEARTBEAT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class ReadyCell:
+    """A cell that can be run now."""
+
+    request: CellRequest
+    prepared: PreparedEnvironment
+
+
+@dataclass(frozen=True)
+class FinishedCell:
+    result: CellResult
+    seconds: float
+
+
+OnFinished = Callable[[ReadyCell, FinishedCell], None]
+
+
+def run_cells(
+    cells: Sequence[ReadyCell],
+    runtime: Runtime,
+    *,
+    jobs: int,
+    gpus: Sequence[str],
+    scratch: Path,
+    keep_log: Callable[[str, Path], None],
+    progress: Progress,
+    on_finished: OnFinished,
+) -> None:
+    """Run all cells, `jobs` at a time; `on_finished` is called here, in the caller's thread, as each one ends.
+
+    Ctrl-C stops the children; cells that had finished by then are still handed over."""
+    free_gpus: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    for slot in range(jobs):
+        free_gpus.put(gpus[slot % len(gpus)] if gpus else None)
+
+    def run_one(cell: ReadyCell) -> FinishedCell:
+        gpu = free_gpus.get()
+        name = cell.request.cell
+        started = time.monotonic()
+        progress.started(name)
+        try:
+            result = _run_in_scratch(cell, runtime, scratch=scratch, keep_log=keep_log, progress=progress, gpu=gpu)
+        finally:
+            free_gpus.put(gpu)
+        return FinishedCell(result, time.monotonic() - started)
+
+    pool = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="cell")
+    pending: dict[Future[FinishedCell], ReadyCell] = {pool.submit(run_one, cell): cell for cell in cells}
+
+    def hand_over(done: Future[FinishedCell]) -> None:
+        cell, finished = pending.pop(done), done.result()
+        progress.finished(cell.request.cell, finished.result.failure, finished.seconds)
+        on_finished(cell, finished)
+
+    try:
+        while pending:
+            done, _ = wait(pending, timeout=_HEARTBEAT_SECONDS, return_when=FIRST_COMPLETED)
+            progress.heartbeat()
+            for future in done:
+                hand_over(future)
+    except BaseException:
+        for future in pending:
+            future.cancel()
+        runtime.stop()
+        pool.shutdown(wait=True)
+        for future in [one for one in pending if one.done() and not one.cancelled() and one.exception() is None]:
+            if future.result().result.failure is None:
+                hand_over(future)
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _run_in_scratch(
+    cell: ReadyCell,
+    runtime: Runtime,
+    *,
+    scratch: Path,
+    keep_log: Callable[[str, Path], None],
+    progress: Progress,
+    gpu: str | None,
+) -> CellResult:
+    """An empty folder of its own for every cell, gone afterwards; only the log is kept."""
+    name = cell.request.cell
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        # a short name: sockets below it have a limit on the length of their path
+        folder = Path(tempfile.mkdtemp(dir=scratch, prefix=""))
+    except OSError as error:
+        raise StorageError(
+            f"{scratch}: no scratch folder for {name}: {error.strerror}",
+            hint="free space there, or set TOTO_COMPAT_CACHE to another folder",
+        ) from error
+    try:
+        return runtime.run_cell(cell.prepared, cell.request, folder, lambda line: progress.line(name, line), gpu=gpu)
+    except OSError as error:
+        # the harness's own trouble with this one cell: the others go on
+        return CellResult(
+            cell=name,
+            request=cell.request,
+            provenance=Provenance(runtime=runtime.name, lock=cell.prepared.lock),
+            failure=Failure(kind="crash", message=f"the cell could not be started: {error}"),
+        )
+    finally:
+        if (folder / LOG_FILE).exists():
+            keep_log(name, folder / LOG_FILE)
+        shutil.rmtree(folder, ignore_errors=True)

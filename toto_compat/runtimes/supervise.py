@@ -1,0 +1,112 @@
+"""Stands between the runner and one cell: `python supervise.py <memory limit in bytes> <command>...`.
+
+Ends the whole process tree of the cell when its own stdin closes - because the runner stops it, or because the runner
+itself was killed - or when the tree takes more memory than the cell may use. The cell is asked first, so that it can
+write down what it has. Standard library only, run by path.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+OUT_OF_MEMORY_LINE = "::supervisor out_of_memory"
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_SECONDS = 1.0
+_GRACE_SECONDS = 5.0
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root`; empty where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # the command name may hold spaces and brackets: fields are counted from the last one
+            parent = int(entry.read_text(errors="replace").rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+        children.setdefault(parent, []).append(int(entry.parent.name))
+    found, queue = [], [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def private_memory(pids: list[int]) -> int:
+    """Anonymous and shared memory of these processes in bytes; file mappings (torch's libraries) do not count."""
+    total = 0
+    for pid in pids:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        except OSError:
+            continue
+        for line in status.splitlines():
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def end(cell: "subprocess.Popen[bytes]") -> None:
+    """Ask, wait a little, kill."""
+    cell.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        cell.wait(_GRACE_SECONDS)
+    kill_tree()
+
+
+def kill_tree() -> None:
+    """Kill until nothing is left: a process may fork between the listing and the kill."""
+    for _ in range(50):
+        pids = descendants(os.getpid())
+        if not pids:
+            return
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        reap()
+
+
+def reap() -> None:
+    """Collect adopted orphans, or they stay in the table as zombies and look alive."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+
+
+def main(arguments: list[str]) -> int:
+    memory_limit, command = int(arguments[0]), arguments[1:]
+    if sys.platform == "linux":
+        # orphans of the cell come to us instead of init, so that kill_tree finds them
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    cell = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    pidfd = os.pidfd_open(cell.pid) if hasattr(os, "pidfd_open") else None
+    watched = [sys.stdin.fileno()] + ([pidfd] if pidfd is not None else [])
+    while cell.poll() is None:
+        ready, _, _ = select.select(watched, [], [], _POLL_SECONDS)
+        if sys.stdin.fileno() in ready:
+            end(cell)
+            return 128 + signal.SIGTERM
+        used = private_memory(descendants(os.getpid()))
+        if used > memory_limit:
+            sys.stderr.write(f"{OUT_OF_MEMORY_LINE} {used} {memory_limit}\n")
+            end(cell)
+            return 128 + signal.SIGKILL
+    code = cell.returncode
+    kill_tree()
+    return 128 - code if code < 0 else code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
