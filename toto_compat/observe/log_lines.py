@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # A log line is data from outside: longer than this is cut before any regular expression sees it.
@@ -113,9 +113,16 @@ def read_line(raw: str, number: int) -> Iterator[LogLine]:
             texts, process = decoded
     if len(texts) == 1 and "\\n" in texts[0]:
         texts = texts[0].replace("\\n", "\n").replace('\\"', '"').split("\n")
+    spoken_for: LogLine | None = None
     for text in texts:
         for part in re.split(r"[\r\n]+", text.rstrip("\r\n")):
-            yield _read_message(printable(part[:LONGEST_LINE]), number, process)
+            line = _read_message(printable(part[:LONGEST_LINE]), number, process)
+            if line.torch_prefix:
+                spoken_for = line
+            elif spoken_for:
+                # One physical line is one record: its first prefix holds for all of it.
+                line = replace(spoken_for, text=line.text)
+            yield line
 
 
 def _read_message(text: str, number: int, process: str) -> LogLine:

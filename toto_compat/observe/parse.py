@@ -58,9 +58,12 @@ _BEGINNING = re.compile(
 # The rest of a limit warning whose first line is missing (a log cut by rotation).
 _LIMIT_REMAINDER = re.compile(r"^\s*(?:function: '|last reason: )")
 
+_CONTINUATION = re.compile(
+    r"function: '|last reason:|triggered by the following|- \d+/\d+|File \"|(?:Graph Break )?Reason: |torch\._dynamo\.exc\."
+)
 _FUNCTION = re.compile(r"function: '(?P<name>[^']*)'(?:\s*\((?P<file>.+?):(?P<line>\d{1,9})\))?")
 _LOCATION = re.compile(r"\(?(?P<file>[^\s()]+\.\w+):(?P<line>\d{1,9})\)")
-_LAST_REASON = re.compile(r"last reason: (?P<reason>.*)")
+_LAST_REASON = re.compile(r"last reason:\s*(?P<reason>.*)")
 _LIMIT_END = re.compile(r"To (?:log all recompilation reasons|diagnose recompilation issues)")
 _NUMBERED_GUARD = re.compile(r"- (?P<guard>\d+/\d+(?:_\d+)?: .*)")
 _PLAIN_GUARD = re.compile(r"^\s*- (?P<guard>(?!User stack trace)\S.*)")
@@ -176,7 +179,7 @@ def parse_stream(stream: BinaryIO, source: str) -> Iterator[Event]:
                 parser.previous_bytes = raw_bytes
                 continue
             yield from parser.feed(raw_bytes.decode("utf-8", "replace"), number)
-    if rest:
+    if rest and not (parser.idle and not any(token in rest for token in _BYTE_TOKENS)):
         yield from parser.feed(rest.decode("utf-8", "replace"), number + 1)
     yield from parser.close()
 
@@ -188,6 +191,7 @@ class LogParser:
         self._source = source
         self._open: list[_Block] = []
         self._expects_rest = False  # the last line looked like the first half of a wrapped beginning
+        self._used = False  # the last line began an event or went into one
         self.previous = ""
         self.previous_bytes: bytes | None = None  # decoded only if it is needed
 
@@ -201,9 +205,11 @@ class LogParser:
         if self.previous_bytes is not None:
             self.previous, self.previous_bytes = self.previous_bytes.decode("utf-8", "replace"), None
         self._expects_rest = False
+        self._used = False
         for line in read_line(raw, number):
             yield from self._take(line)
-        self.previous = raw
+        # A line that said something is complete: only one that did not can be the first half of a wrapped beginning.
+        self.previous = "" if self._used else raw
 
     def close(self) -> Iterator[Event]:
         """The end of the log: what is open is as complete as it will get."""
@@ -214,12 +220,15 @@ class LogParser:
     def _take(self, line: LogLine) -> Iterator[Event]:
         line, found = self._beginning(line)
         if found is None:
-            if not self._continue(line):
+            if self._continue(line):
+                self._used = True
+            else:
                 yield from self._age(line)
                 if "convert_frame.py:" in line.logged_from and _LIMIT_REMAINDER.match(line.text):
                     self._open.append(_Block(EventKind.RECOMPILE_LIMIT, line))
                     self._continue(line)
             return
+        self._used = True
         block = _begin(line, found)
         if self._is_within_scalar_advice(block) or (block.kind is EventKind.CUDAGRAPH_PARTITION and block.count == 0):
             return
@@ -291,6 +300,8 @@ class LogParser:
     def _continue(self, line: LogLine) -> bool:
         if not self._open:
             return False
+        if not line.torch_prefix and not line.process and (found := _CONTINUATION.search(line.text)):
+            line = replace(line, process=process_in_prefix(line.text[: found.start()]))
         for block in reversed(self._open):
             if _may_belong(block, line) and _absorb(block, line):
                 block.idle = 0
@@ -376,7 +387,10 @@ def _may_belong(block: _Block, line: LogLine) -> bool:
     """Whether nothing in the two prefixes says that they are of different records."""
     first = block.first
     pairs = ((first.process, line.process), (first.compile_id, line.compile_id), (first.logged_from, line.logged_from))
-    return all(not mine or not its or mine == its for mine, its in pairs)
+    return all(
+        not mine or not its or mine == its or f"{mine}:".startswith(f"{its}:") or f"{its}:".startswith(f"{mine}:")
+        for mine, its in pairs
+    )
 
 
 def _absorb(block: _Block, line: LogLine) -> bool:
