@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from packaging.version import Version
 
 from toto_compat.errors import SelectionError
 from toto_compat.evidence.schema import CacheRequest, CellRequest
-from toto_compat.matrix.load import nearest_name
+from toto_compat.matrix.document import nearest_name
 from toto_compat.matrix.schema import Device, Gate, GateLimit, Matrix, Profile
 
 STOCK_SETTINGS = "stock"
@@ -180,8 +181,6 @@ def _no_match(selector: str, cells: Sequence[Cell]) -> SelectionError:
 
 
 def _suggest(name: str, candidates: Sequence[str], what: str, *, shown: Sequence[str] = ()) -> str:
-    from difflib import get_close_matches
-
     near = get_close_matches(name, candidates, n=3, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(near)}?"

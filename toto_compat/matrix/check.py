@@ -1,0 +1,177 @@
+"""What the schema alone cannot say about matrix.yaml: names, references between sections, files."""
+
+import ast
+import re
+from collections.abc import Hashable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from toto_compat.caches import BUILTIN_CACHES, SABOTAGES
+from toto_compat.matrix.document import Document, KeyPath, Mistake, describe_value, listed, nearest_name
+from toto_compat.matrix.schema import Gate
+
+SABOTAGE_PREFIX = "sabotaged:"
+
+# Names become folders, image tags and parts of a cell identifier, and must not look like a glob.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def cross_check(document: Document, folder: Path) -> list[Mistake]:
+    """Names, references and files. Works on the plain data, so that it runs beside schema mistakes."""
+    return [
+        *_environment_mistakes(document),
+        *_name_mistakes(document),
+        *_reference_mistakes(document),
+        *_cache_source_mistakes(document, folder),
+        *_gate_mistakes(document),
+        *_csv_mistakes(document, folder),
+    ]
+
+
+def _environment_mistakes(document: Document) -> Iterator[Mistake]:
+    for name, environment in _section(document, "environments"):
+        torch, build = environment.get("torch"), environment.get("build")
+        if isinstance(torch, str) and isinstance(build, str):
+            identity = f"torch-{torch}-{build}"
+            if not re.fullmatch(re.escape(identity) + r"(-[a-z0-9][a-z0-9_.-]*)?", name):
+                accepted = f"{identity}, or {identity}-<what differs> in lower case: the name is the identity"
+                yield document.mistake(("environments", name), f"the name {name!r}", accepted, identity)
+        pins = environment.get("pins")
+        for package, version in pins.items() if isinstance(pins, dict) else ():
+            place: KeyPath = ("environments", name, "pins", package)
+            if str(package).lower() in ("torch", "toto-ts", "toto_ts", "xformers"):
+                yield document.mistake(place, "a pin", "it as a key of the environment, not among the pins")
+            elif isinstance(version, str) and not _is_version(version):
+                yield document.mistake(place, describe_value(version), "one exact version, such as 1.26.4")
+        release = environment.get("toto_ts")
+        if isinstance(release, str) and not _is_version(release):
+            place = ("environments", name, "toto_ts")
+            yield document.mistake(place, describe_value(release), "one exact version, such as 0.2.0")
+
+
+def _name_mistakes(document: Document) -> Iterator[Mistake]:
+    for section in ("caches", "settings", "profiles", "workloads"):
+        for name, _ in _section(document, section):
+            bare = name.removeprefix(SABOTAGE_PREFIX) if section == "caches" else name
+            if not _NAME.fullmatch(bare):
+                accepted = "letters, digits, '_', '.' and '-': names are parts of identifiers and folders"
+                yield document.mistake((section, name), f"the name {name!r}", accepted)
+    modes = document.data.get("modes") if isinstance(document.data, dict) else None
+    yield from _repeated(document, ("modes",), modes)
+
+
+def _reference_mistakes(document: Document) -> Iterator[Mistake]:
+    names = {section: [name for name, _ in _section(document, section)] for section in ("workloads", "settings")}
+    for name, profile in _section(document, "profiles"):
+        yield from _unknown(document, ("profiles", name, "workload"), profile.get("workload"), names["workloads"])
+        yield from _repeated(document, ("profiles", name, "suites"), profile.get("suites"))
+        if profile.get("suites") == []:
+            yield document.mistake(("profiles", name, "suites"), "an empty list", "at least one suite")
+    for name, cache in _section(document, "caches"):
+        place: KeyPath = ("caches", name, "settings")
+        settings = cache.get("settings", ["stock"])
+        if settings == []:
+            yield document.mistake(place, "an empty list", listed(names["settings"]))
+        for index, reference in enumerate(settings if isinstance(settings, list) else ()):
+            yield from _unknown(document, (*place, index), reference, names["settings"])
+        yield from _repeated(document, place, settings)
+    if isinstance(document.data, dict):
+        environments = [name for name, _ in _section(document, "environments")]
+        yield from _unknown(document, ("production",), document.data.get("production"), environments)
+
+
+def _cache_source_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
+    builtin_names = (*BUILTIN_CACHES, *(SABOTAGE_PREFIX + sabotage for sabotage in SABOTAGES))
+    for name, cache in _section(document, "caches"):
+        source, place = cache.get("source"), ("caches", name, "source")
+        if not isinstance(source, str):
+            continue
+        if source == "builtin":
+            if name not in builtin_names:
+                accepted = f"builtin for {listed(BUILTIN_CACHES)} only; for your own cache path/to/file.py:Class"
+                nearest = nearest_name(name, builtin_names)
+                yield document.mistake(place, f"builtin for {name!r}", accepted, nearest)
+            continue
+        if name in builtin_names:
+            yield document.mistake(place, f"a source for the built-in name {name!r}", "builtin, or another name for it")
+        match = re.fullmatch(r"(?P<file>.+\.py):(?P<class>[A-Za-z_]\w*)", source)
+        if match is None:
+            nearest = nearest_name(source, ["builtin"])
+            yield document.mistake(place, describe_value(source), "builtin, or path/to/file.py:Class", nearest)
+            continue
+        yield from _class_mistakes(document, place, folder / match["file"], match["class"])
+
+
+def _class_mistakes(document: Document, place: KeyPath, file: Path, class_name: str) -> Iterator[Mistake]:
+    """The file is parsed, never imported: it needs torch, and the host has none."""
+    if not file.is_file():
+        names = [sibling.name for sibling in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        nearest = nearest_name(file.name, names)
+        yield document.mistake(place, f"no file {file}", "a path relative to the matrix file", nearest)
+        return
+    try:
+        module = ast.parse(file.read_bytes(), filename=str(file))
+    except (SyntaxError, ValueError, OSError) as error:
+        yield document.mistake(place, f"{file}, which is not readable Python: {error}", "a Python file")
+        return
+    names = [name for statement in module.body for name in _bound_names(statement)]
+    if class_name not in names and "*" not in names:
+        classes = [statement.name for statement in module.body if isinstance(statement, ast.ClassDef)]
+        accepted = listed(classes) or "a class that it defines"
+        yield document.mistake(place, f"no {class_name} in {file}", accepted, nearest_name(class_name, classes))
+
+
+def _bound_names(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+        return [statement.name]
+    if isinstance(statement, ast.ImportFrom | ast.Import):
+        return [alias.asname or alias.name for alias in statement.names]
+    if isinstance(statement, ast.Assign):
+        return [target.id for target in statement.targets if isinstance(target, ast.Name)]
+    return []
+
+
+def _gate_mistakes(document: Document) -> Iterator[Mistake]:
+    gates = document.data.get("gates") if isinstance(document.data, dict) else None
+    if not isinstance(gates, dict):
+        return
+    for gate in Gate:
+        if gate not in gates:
+            yield document.mistake(("gates", str(gate)), "nothing", "a limit for every gate: {max: 0} or {min: 1}")
+
+
+def _csv_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
+    for name, workload in _section(document, "workloads"):
+        csv = workload.get("csv")
+        path = csv.get("path") if isinstance(csv, dict) else None
+        if isinstance(path, str) and not (folder / path).is_file():
+            place = ("workloads", name, "csv", "path")
+            yield document.mistake(place, f"no file {folder / path}", "a CSV file, relative to the matrix file")
+
+
+def _section(document: Document, name: str) -> list[tuple[str, dict[str, Any]]]:
+    """The named entries of a top-level section; what is not a mapping is the schema's to complain about."""
+    section = document.data.get(name) if isinstance(document.data, dict) else None
+    entries = section.items() if isinstance(section, dict) else ()
+    return [(key, entry if isinstance(entry, dict) else {}) for key, entry in entries]
+
+
+def _unknown(document: Document, place: KeyPath, reference: Any, names: Sequence[str]) -> Iterator[Mistake]:
+    if isinstance(reference, str) and reference not in names:
+        yield document.mistake(place, describe_value(reference), listed(names), nearest_name(reference, names))
+
+
+def _repeated(document: Document, place: KeyPath, items: Any) -> Iterator[Mistake]:
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, Hashable) and item in items[:index]:
+            yield document.mistake((*place, index), f"{describe_value(item)} a second time", "each name once")
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
