@@ -1,0 +1,317 @@
+"""A cell: request JSON in, result JSON out, one fresh process per suite group. The same in a container, venv or job.
+
+`python -m toto_compat.cell <request.json> <result.json>`. This process imports no torch: whatever a group does to
+itself - crash, hang, run out of memory - is a result here, and exit code 0 means that one was written.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from pydantic import ValidationError
+
+from toto_compat.errors import ExitCode
+from toto_compat.evidence.provenance import collect_provenance, now
+from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Figure, Outcome, SuiteEvidence
+from toto_compat.matrix.schema import Suite
+from toto_compat.suites.group import LAST_LINES, SUITES_OF_GROUP, Group, GroupResult, write_atomically
+from toto_compat.suites.memory import MemoryRun, memory_evidence
+from toto_compat.suites.speed import speed_evidence
+
+# The runtime kills the cell at the profile's timeout: stop before that, with a result.
+_SHARE_OF_TIMEOUT = 0.95
+_OUT_OF_MEMORY_TEXTS = (
+    "OutOfMemoryError",
+    "MemoryError",
+    "not enough memory",
+    "std::bad_alloc",
+    "Cannot allocate memory",
+)
+
+
+class InterruptedCellError(Exception):
+    """The cell was told to stop (SIGTERM or SIGINT)."""
+
+
+@dataclass(frozen=True)
+class GroupRun:
+    """One process to start: `number` tells the repeats of the speed group apart."""
+
+    group: Group
+    number: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.group.value if self.number == 1 else f"{self.group.value}-{self.number}"
+
+
+@dataclass
+class Collected:
+    """What the groups have left so far."""
+
+    results: dict[str, GroupResult] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+GroupCommand = Callable[[Path, GroupRun, Path], list[str]]
+
+
+def group_command(request_path: Path, run: GroupRun, output: Path) -> list[str]:
+    return [sys.executable, "-m", "toto_compat.suites.group", str(request_path), run.group.value, str(output)]
+
+
+def plan_groups(request: CellRequest) -> list[GroupRun]:
+    """The processes of this cell, in order: the first sees the cold compile, the predictor comes last, on its own."""
+    asked = set(request.profile.suites)
+    runs: list[GroupRun] = []
+    for group, suites in SUITES_OF_GROUP.items():
+        if asked & set(suites):
+            repeats = request.profile.repeats if group is Group.SPEED else 1
+            runs += [GroupRun(group, number) for number in range(1, repeats + 1)]
+    return runs
+
+
+def group_environment(request: CellRequest, group: Group) -> dict[str, str]:
+    """Variables of a group process: compiler caches that start empty with the cell, and as many threads as allowed."""
+    work = Path(request.work_folder)
+    folders = {
+        "TORCHINDUCTOR_CACHE_DIR": work / "inductor",
+        "TRITON_CACHE_DIR": work / "triton",
+        "TMPDIR": work / "tmp",
+    }
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **{name: str(folder) for name, folder in folders.items()}}
+    environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(request.limits.threads)
+    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(request.limits.threads))
+    # toto-ts is imported from packages that warn at import; a cell's log is for what the compiler says
+    environment.setdefault("PYTHONWARNINGS", "ignore")
+    environment["PYTHONUNBUFFERED"] = "1"
+    for name in ("TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
+        environment.pop(name, None)
+    if group is Group.CUDAGRAPH:
+        # a cache hit would skip the hook that the predictor listens in
+        environment["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+    return environment
+
+
+def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand = group_command) -> CellResult:
+    """Run every group and put the result together, whatever happens to them."""
+    started = now()
+    collected = Collected()
+    deadline = time.monotonic() + request.profile.timeout_minutes * 60 * _SHARE_OF_TIMEOUT
+    runs = plan_groups(request)
+    interrupted: Failure | None = None
+    try:
+        for index, run in enumerate(runs):
+            say_suites(run, "start")
+            reason = reason_not_to_run(run, collected)
+            if reason is not None:
+                collected.failures[run.name] = reason
+            else:
+                remaining = max(0.0, deadline - time.monotonic())
+                # a group that hangs must leave time for the others to say something
+                allowance = remaining if index == len(runs) - 1 else remaining / 2
+                run_one_group(request, request_path, run, collected, allowance=allowance, command=command)
+            say_suites(run, "done")
+    except InterruptedCellError:
+        interrupted = Failure(kind="interrupted", message="the cell was told to stop before it had finished")
+    results = list(collected.results.values())
+    return CellResult(
+        cell=request.cell,
+        request=request,
+        provenance=collect_provenance(
+            started=started,
+            cache_class=next((result.cache_class for result in results if result.cache_class), ""),
+            facts=next((result.facts for result in results if result.facts), None),
+        ),
+        evidence={suite: evidence_of(suite, collected, runs) for suite in request.profile.suites},
+        failure=interrupted,
+    )
+
+
+def reason_not_to_run(run: GroupRun, collected: Collected) -> Failure | None:
+    """A forecast that cannot be compiled has no speed: do not spend minutes on finding that out again."""
+    if run.group not in (Group.SPEED, Group.MEMORY_COMPILED, Group.MEMORY_REFERENCE):
+        return None
+    for result in collected.results.values():
+        for evidence in result.evidence.values():
+            if evidence.outcome is Outcome.MODEL_FAILED and evidence.failure is not None:
+                return Failure(
+                    kind="exception",
+                    message=f"not run: the compiled forecast raised in the {evidence.suite.value} suite: "
+                    f"{evidence.failure.message}",
+                )
+    return None
+
+
+def run_one_group(
+    request: CellRequest,
+    request_path: Path,
+    run: GroupRun,
+    collected: Collected,
+    *,
+    allowance: float,
+    command: GroupCommand,
+) -> None:
+    """Start the process, wait for it, and keep its result or what became of it."""
+    work = Path(request.work_folder)
+    output, log = work / f"{run.name}.json", work / f"{run.name}.log"
+    output.unlink(missing_ok=True)
+    kills_before = out_of_memory_kills()
+    start = time.monotonic()
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command(request_path, run, output),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=group_environment(request, run.group),
+            start_new_session=True,
+        )
+        timed_out = False
+        try:
+            process.wait(timeout=allowance)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            kill_group(process)
+    collected.seconds[run.name] = round(time.monotonic() - start, 3)
+    tail = last_lines(log)
+    if timed_out:
+        collected.failures[run.name] = Failure(
+            kind="timeout",
+            message=f"the {run.name} group did not finish within {allowance:.0f} s; "
+            "raise timeout_minutes of the profile",
+            last_lines=tail,
+        )
+        return
+    try:
+        collected.results[run.name] = GroupResult.model_validate_json(output.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        collected.failures[run.name] = failure_of_process(
+            run, process.returncode, tail, killed_for_memory=out_of_memory_kills() > kills_before, error=error
+        )
+
+
+def failure_of_process(
+    run: GroupRun, returncode: int, tail: tuple[str, ...], *, killed_for_memory: bool, error: Exception
+) -> Failure:
+    """What a process that left no result died of."""
+    if returncode < 0:
+        ended = f"was killed by {signal.Signals(-returncode).name}"
+    elif returncode > 0:
+        ended = f"ended with exit code {returncode}"
+    else:
+        ended = f"left no readable result ({type(error).__name__})"
+    said_so = any(text in line for line in tail for text in _OUT_OF_MEMORY_TEXTS)
+    if killed_for_memory or said_so:
+        return Failure(
+            kind="out_of_memory",
+            message=f"the {run.name} group {ended}: out of memory; raise limits.memory or shrink the workload",
+            last_lines=tail,
+        )
+    return Failure(kind="crash", message=f"the {run.name} group {ended}", last_lines=tail)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End the process and what it started: compile workers outlive a parent that was killed."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def last_lines(log: Path) -> tuple[str, ...]:
+    text = log.read_bytes()[-20_000:].decode("utf-8", errors="replace")
+    return tuple(line[:500] for line in text.splitlines()[-LAST_LINES:])
+
+
+def out_of_memory_kills() -> int:
+    """How many processes the kernel has killed for memory in this control group; 0 where it does not say."""
+    try:
+        events = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in events.splitlines() if line.startswith("oom_kill "))
+
+
+def evidence_of(suite: Suite, collected: Collected, runs: list[GroupRun]) -> SuiteEvidence:
+    """One suite's evidence from the groups that took part in it."""
+    own = [run for run in runs if suite in SUITES_OF_GROUP[run.group]]
+    seconds = round(sum(collected.seconds.get(run.name, 0.0) for run in own), 3)
+    for run in own:
+        if run.name in collected.failures:
+            failure = collected.failures[run.name]
+            outcome = Outcome.NOT_RUN if failure.message.startswith("not run:") else Outcome.ERROR
+            return SuiteEvidence(suite=suite, outcome=outcome, failure=failure, seconds=seconds)
+        if run.name not in collected.results:
+            failure = Failure(kind="interrupted", message=f"the {run.name} group was not reached")
+            return SuiteEvidence(suite=suite, outcome=Outcome.NOT_RUN, failure=failure)
+    results = [collected.results[run.name] for run in own]
+    for result in results:
+        if suite in result.evidence:
+            evidence = result.evidence[suite]
+            return evidence if evidence.seconds else evidence.model_copy(update={"seconds": seconds})
+    if suite is Suite.SPEED:
+        speeds = [result.speed for result in results if result.speed is not None]
+        return speed_evidence(speeds, cold_compile_s=_cold_compile(collected)).model_copy(update={"seconds": seconds})
+    reference, compiled = (result.memory for result in results)
+    assert isinstance(reference, MemoryRun) and isinstance(compiled, MemoryRun)
+    observed = collected.results.get(Group.OBSERVE.value)
+    peak = observed.compile_peak_bytes if observed is not None else None
+    return memory_evidence(reference, compiled, cold_peak=peak).model_copy(update={"seconds": seconds})
+
+
+def _cold_compile(collected: Collected) -> Figure:
+    observed = collected.results.get(Group.OBSERVE.value)
+    evidence = observed.evidence.get(Suite.RECOMPILE) if observed is not None else None
+    figure = evidence.figures.get("cold_compile_s") if evidence is not None else None
+    return figure or Figure(
+        value=None,
+        unit="s",
+        missing="the recompile suite sees the cold compile, and it did not finish or was not asked for",
+    )
+
+
+def say_suites(run: GroupRun, what: str) -> None:
+    """Progress for whoever started the cell."""
+    for suite in SUITES_OF_GROUP[run.group]:
+        print(f"::suite {suite.value} {what}", flush=True)  # noqa: T201 - this line is the protocol
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    raise InterruptedCellError
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 2:
+        print("usage: python -m toto_compat.cell <request.json> <result.json>", file=sys.stderr)  # noqa: T201
+        return ExitCode.USAGE
+    request_path, result_path = Path(arguments[0]), Path(arguments[1])
+    try:
+        request = CellRequest.model_validate_json(request_path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        print(f"error: cell request {request_path} cannot be used: {error}", file=sys.stderr)  # noqa: T201
+        return ExitCode.INPUT
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    Path(request.work_folder).mkdir(parents=True, exist_ok=True)
+    result = run_cell(request, request_path.resolve())
+    try:
+        write_atomically(result_path, result.model_dump_json(by_alias=True, indent=1))
+    except OSError as error:
+        print(f"error: result {result_path} cannot be written: {error}", file=sys.stderr)  # noqa: T201
+        return ExitCode.STORAGE
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,129 @@
+"""Where a cell's evidence comes from. Everything is asked of the system; what does not answer stays empty."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from toto_compat.evidence.schema import Provenance
+
+# Set by the runtime, which alone knows them: the cell cannot see its own image digest.
+LOCK_VARIABLE = "TOTO_COMPAT_LOCK"
+IMAGE_VARIABLE = "TOTO_COMPAT_IMAGE"
+RUNTIME_VARIABLE = "TOTO_COMPAT_RUNTIME"
+SOURCE_HASH_VARIABLE = "TOTO_COMPAT_SOURCE_HASH"
+
+
+def now() -> str:
+    """The time as it is stored: ISO 8601, UTC, whole seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def torch_facts() -> dict[str, Any]:
+    """What only an imported torch can tell. Called in a group process, never in the orchestrator."""
+    import torch
+
+    facts: dict[str, Any] = {
+        "torch": torch.__version__,
+        "torch_git": str(torch.version.git_version or ""),
+        "cuda": torch.version.cuda,
+    }
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["gpu_architecture"] = f"sm_{major}{minor}"
+    return facts
+
+
+def collect_provenance(*, started: str, cache_class: str = "", facts: dict[str, Any] | None = None) -> Provenance:
+    """All that is known about where this process runs; `facts` are the torch facts of a group that got that far."""
+    packages = installed_packages()
+    known: dict[str, Any] = {"torch": packages.get("torch", ""), **(facts or {})}
+    return Provenance(
+        **known,
+        driver=_first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or None,
+        python=platform.python_version(),
+        toto_ts=packages.get("toto-ts", ""),
+        xformers=packages.get("xformers"),
+        packages=packages,
+        system_packages=system_packages(),
+        compiler=_first_line([os.environ.get("CXX", "g++"), "--version"]),
+        lock=os.environ.get(LOCK_VARIABLE, ""),
+        image=os.environ.get(IMAGE_VARIABLE, ""),
+        runtime=os.environ.get(RUNTIME_VARIABLE, ""),
+        source_hash=os.environ.get(SOURCE_HASH_VARIABLE, ""),
+        cache_class=cache_class,
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        memory_bytes=_memory_bytes(),
+        os=_os_name(),
+        host=platform.node(),
+        started=started,
+        finished=now(),
+    )
+
+
+def installed_packages() -> dict[str, str]:
+    """Every distribution this interpreter sees, by its normalised name."""
+    found = ((distribution.metadata["Name"], distribution.version) for distribution in metadata.distributions())
+    return dict(sorted((name.lower().replace("_", "-"), version) for name, version in found if name))
+
+
+def system_packages() -> dict[str, str]:
+    """Debian packages and their versions; pins cover pip only, so drift underneath must at least be visible."""
+    output = _output(["dpkg-query", "--show", "--showformat=${binary:Package}\t${Version}\n"])
+    return dict(_pairs(output.splitlines()))
+
+
+def _pairs(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for line in lines:
+        name, tab, version = line.partition("\t")
+        if tab and version:
+            yield name, version
+
+
+def _cpu_model() -> str:
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int:
+    if "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 0
+
+
+def _os_name() -> str:
+    for line in _read("/etc/os-release").splitlines():
+        if line.startswith("PRETTY_NAME="):
+            return f"{line.partition('=')[2].strip().strip(chr(34))}, {platform.system()} {platform.release()}"
+    return f"{sys.platform} {platform.release()}"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _first_line(command: list[str]) -> str:
+    return next(iter(_output(command).splitlines()), "").strip()
+
+
+def _output(command: list[str]) -> str:
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return finished.stdout if finished.returncode == 0 else ""

@@ -1,0 +1,331 @@
+"""Equivalence and determinism: does the compiled cell forecast what upstream eager forecasts?
+
+Every comparison has its own limit, measured in the same process: upstream eager's distance to a float64 reference, and
+how far eager moves when its inputs move by one unit in the last place. The figure is the worst error over its limit.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toto_compat.evidence.schema import CacheRequest, Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.matrix.schema import Gate, Profile, Suite, Workload
+from toto_compat.model.bound import BoundModel
+from toto_compat.model.series import Series
+from toto_compat.suites.statistics import null_limit, ratio_to_limit, relative_spread
+from toto_compat.suites.trial import Trial, blaming_the_candidate
+
+METHOD = (
+    "distribution parameters under teacher forcing (upstream eager's own forecast fed to all), the free-running mean "
+    "forecast, and quantiles of samples against a null of perturbed eager; error to a float64 upstream-eager reference "
+    "over max(2x eager's own error, error of eager with inputs moved by one ulp); worst ratio; NaN is infinite"
+)
+CONTROL = CacheRequest(name="sabotaged:position_off_by_one", source="builtin")
+# Another seed each: a null of one draw would be as good as luck.
+NUDGES = (0, 1, 2)
+QUANTILES = (0.1, 0.5, 0.9)
+NULL_RUNS = 5
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One shape that is forecast. Lengths in patches."""
+
+    name: str
+    context: int
+    horizon: int
+    batch: int
+    variates: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Errors:
+    mae: float
+    rmse: float
+    mape: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One thing compared. `ratio` above 1 means that the candidate is worse than eager's own noise allows."""
+
+    scenario: str
+    quantity: str
+    error: float
+    limit: float
+    ratio: float
+    to_eager: Errors | None = None
+    elements: int = 0
+
+
+def scenarios_of(workload: Workload) -> tuple[Scenario, ...]:
+    """Every context length at the workload's own shape, then four mixes of batch, variates and id groups.
+
+    The mixes are short: each new shape costs a compilation, and length has been varied already.
+    """
+    horizon = max(9, workload.horizon_patches[0])  # a prefill and at least eight decode steps
+    lengths = [
+        Scenario(f"context {context}", context, horizon, workload.batch, workload.variates, workload.groups)
+        for context in workload.context_patches
+    ]
+    shortest = workload.context_patches[0]
+    mixes = [
+        Scenario(f"batch {batch}, {variates} variates in {groups}", shortest, horizon, batch, variates, groups)
+        for batch, variates, groups in ((2, 1, 1), (2, 3, 2), (1, 4, 2), (3, 2, 1))
+    ]
+    return (*lengths, *mixes)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Upstream eager on one scenario: its float64 truth, its own forecast, and itself on nudged inputs."""
+
+    series: Series
+    truth: Tensor  # eager's own mean forecast: the values fed to everybody under teacher forcing
+    exact: Mapping[str, Tensor]
+    eager: Mapping[str, Tensor]
+    nudged: tuple[Mapping[str, Tensor], ...]
+
+
+def quantities(model: BoundModel, series: Series, truth: Tensor) -> dict[str, Tensor]:
+    """All that is compared on one scenario: parameters of the first forward and of the decode steps, the forecast."""
+    steps = model.teacher_forced(series, truth)
+    found: dict[str, Tensor] = {}
+    for name in steps[0]:
+        found[f"forward.{name}"] = steps[0][name].double()
+        if len(steps) > 1:
+            found[f"decode.{name}"] = torch.stack([step[name] for step in steps[1:]]).double()
+    found["mean_forecast"] = model.generate_mean(series, truth.shape[-1]).double()
+    return found
+
+
+def reference_on(trial: Trial, eager: BoundModel, exact: BoundModel, scenario: Scenario) -> Reference:
+    shape = {"batch": scenario.batch, "variates": scenario.variates, "groups": scenario.groups}
+    series = trial.series(eager.patch_size, scenario.context, scenario.horizon, **shape)
+    exact_series = series.to(dtype=torch.float64)
+    truth = eager.generate_mean(series, scenario.horizon * eager.patch_size)
+    return Reference(
+        series=series,
+        truth=truth,
+        exact=quantities(exact, exact_series, truth.double()),
+        eager=quantities(eager, series, truth),
+        nudged=tuple(quantities(eager, series.nudged(1, seed=seed), truth) for seed in NUDGES),
+    )
+
+
+def compare(scenario: str, candidate: Mapping[str, Tensor], reference: Reference) -> list[Comparison]:
+    """Each quantity's error to the float64 reference over what eager's own noise allows."""
+    return [
+        _compared(scenario, name, candidate[name], reference, measure)
+        for name in reference.exact
+        for measure in ("rmse", "max")
+    ]
+
+
+def _compared(scenario: str, name: str, candidate: Tensor, reference: Reference, measure: str) -> Comparison:
+    exact = reference.exact[name]
+
+    def distance(other: Tensor) -> float:
+        return float(getattr(errors_between(other, exact), measure))
+
+    error = distance(candidate)
+    limit = max(2.0 * distance(reference.eager[name]), *(distance(nudged[name]) for nudged in reference.nudged))
+    return Comparison(
+        scenario=scenario,
+        quantity=f"{name}.{measure}",
+        error=error,
+        limit=limit,
+        ratio=ratio_to_limit(error, limit),
+        to_eager=errors_between(candidate, reference.eager[name]),
+        elements=exact.numel(),
+    )
+
+
+def errors_between(values: Tensor, reference: Tensor) -> Errors:
+    """Not a number anywhere is not a number everywhere, and counts as infinite later."""
+    if values.shape != reference.shape:
+        return Errors(math.inf, math.inf, math.inf, math.inf)
+    difference = (values.double() - reference.double()).abs()
+    magnitude = reference.double().abs().clamp_min(torch.finfo(torch.float32).tiny)
+    return Errors(
+        mae=float(difference.mean()),
+        rmse=float(difference.square().mean().sqrt()),
+        mape=float((difference / magnitude).mean()),
+        max=float(difference.max()),
+    )
+
+
+def sampled(model: BoundModel, series: Series, trial: Trial, *, seed: int) -> Tensor:
+    """Samples of the first horizon, shape batch, variate, time, samples; one seed gives one stream of draws."""
+    torch.manual_seed(seed)
+    steps = trial.workload.horizon_patches[0] * model.patch_size
+    return model.generate_samples(
+        series, steps, num_samples=trial.workload.samples, samples_per_batch=trial.workload.samples_per_batch
+    ).double()
+
+
+def quantile_distance(samples: Tensor, others: Tensor) -> float:
+    """Mean distance of the quantiles in units of the samples' own spread."""
+    at = torch.tensor(QUANTILES, dtype=torch.float64, device=samples.device)
+    spread = others.std(dim=-1).mean().clamp_min(torch.finfo(torch.float64).tiny)
+    return float((samples.quantile(at, dim=-1) - others.quantile(at, dim=-1)).abs().mean() / spread)
+
+
+def compare_samples(trial: Trial, eager: BoundModel, candidate: BoundModel) -> Comparison:
+    """Quantiles under one seed, against a null of eager on nudged inputs with other seeds.
+
+    One flipped mixture draw shifts the whole random stream after it: then a faithful candidate is as far from eager as
+    eager is from itself with another seed, so the null has to contain that.
+    """
+    workload = trial.workload
+    series = trial.series(eager.patch_size, workload.context_patches[0], workload.horizon_patches[0])
+    reference = sampled(eager, series, trial, seed=workload.seed)
+    null = [
+        quantile_distance(sampled(eager, series.nudged(1, seed=run), trial, seed=workload.seed + 1 + run), reference)
+        for run in range(NULL_RUNS)
+    ]
+    with blaming_the_candidate():
+        samples = sampled(candidate, series, trial, seed=workload.seed)
+    error, limit = quantile_distance(samples, reference), null_limit(null)
+    return Comparison(
+        scenario=f"context {workload.context_patches[0]}",
+        quantity="sample_quantiles",
+        error=error,
+        limit=limit,
+        ratio=ratio_to_limit(error, limit),
+        elements=samples.numel(),
+    )
+
+
+def run_equivalence(trial: Trial, profile: Profile, candidate: BoundModel) -> SuiteEvidence:
+    """All scenarios, the samples, the positive control, and the spread of the forecast's error over runs."""
+    eager, exact = trial.eager(), trial.eager(dtype=torch.float64)
+    scenarios = scenarios_of(trial.workload)
+    comparisons: list[Comparison] = []
+    control: list[Comparison] = []
+    for scenario in scenarios:
+        reference = reference_on(trial, eager, exact, scenario)
+        with blaming_the_candidate():
+            found = quantities(candidate, reference.series, reference.truth)
+        comparisons += compare(scenario.name, found, reference)
+        if not control:
+            sabotaged = quantities(trial.eager(CONTROL), reference.series, reference.truth)
+            control = compare(scenario.name, sabotaged, reference)
+        trial.quiet.give_way()
+    comparisons.append(compare_samples(trial, eager, candidate))
+    trial.quiet.give_way()
+    maes = _forecast_maes(trial, candidate, profile.iterations)
+    return SuiteEvidence(
+        suite=Suite.EQUIVALENCE,
+        outcome=Outcome.MEASURED,
+        method=METHOD,
+        figures={
+            Gate.EQUIVALENCE.value: equivalence_figure(comparisons, control),
+            "equivalence_control": Figure(
+                value=_worst_ratio(control),
+                kind=Kind.MEASURED,
+                method=f"the same for {CONTROL.name}, eager: must exceed 1",
+            ),
+            Gate.MAE_SIGMA.value: Figure(
+                value=relative_spread(maes) if all(map(math.isfinite, maes)) else math.inf,
+                method=f"sigma / mean of the mean forecast's MAE against the held-out truth, {len(maes)} runs",
+            )
+            if len(maes) > 1
+            else Figure(value=None, missing="one run has no sigma: raise iterations of the profile"),
+            "mae": Figure(value=statistics.fmean(maes), method="of the mean forecast against the held-out truth"),
+        },
+        details={
+            "comparisons": [asdict(comparison) for comparison in comparisons],
+            "control": [asdict(comparison) for comparison in control],
+            "maes": maes,
+            "numerics": numerics(),
+        },
+    )
+
+
+def equivalence_figure(comparisons: Sequence[Comparison], control: Sequence[Comparison]) -> Figure:
+    """The worst ratio, or nothing at all when a sabotage passed: then the comparison cannot see."""
+    control_ratio = _worst_ratio(control)
+    if not control_ratio > 1.0:
+        return Figure(
+            value=None,
+            missing=f"the positive control {CONTROL.name} stayed within the limit ({control_ratio:.3g}): "
+            "this comparison cannot tell a wrong forecast from a right one here",
+        )
+    worst = max(comparisons, key=lambda comparison: comparison.ratio)
+    return Figure(
+        value=worst.ratio,
+        method=f"worst of {len(comparisons)} comparisons: {worst.quantity}, {worst.scenario}; "
+        f"error {worst.error:.3g}, limit {worst.limit:.3g}",
+    )
+
+
+def _worst_ratio(comparisons: Sequence[Comparison]) -> float:
+    return max((comparison.ratio for comparison in comparisons), default=0.0)
+
+
+def _forecast_maes(trial: Trial, candidate: BoundModel, runs: int) -> list[float]:
+    workload = trial.workload
+    horizon = workload.horizon_patches[0]
+    series = trial.series(candidate.patch_size, workload.context_patches[0], horizon)
+    with blaming_the_candidate():
+        forecasts = [candidate.generate_mean(series, horizon * candidate.patch_size) for _ in range(runs)]
+    return [float((forecast.double() - series.truth.double()).abs().mean()) for forecast in forecasts]
+
+
+def run_determinism(trial: Trial, candidate: BoundModel) -> SuiteEvidence:
+    """The largest difference between two runs of one seed in one process; nothing where eager differs itself."""
+    difference = {
+        "eager": _difference_of_two_runs(trial, trial.eager()),
+    }
+    with blaming_the_candidate():
+        difference["compiled"] = _difference_of_two_runs(trial, candidate)
+    eager, compiled = difference["eager"], difference["compiled"]
+    figure = (
+        Figure(value=compiled, method="largest absolute difference, mean forecast and samples, two runs with one seed")
+        if eager == 0.0
+        else Figure(value=None, missing=f"upstream eager differs from itself by {eager:.3g} on this device")
+    )
+    return SuiteEvidence(
+        suite=Suite.DETERMINISM,
+        outcome=Outcome.MEASURED,
+        method="two runs, one seed, one process",
+        figures={Gate.DETERMINISM.value: figure},
+        details={"largest_difference": difference},
+    )
+
+
+def _difference_of_two_runs(trial: Trial, model: BoundModel) -> float:
+    workload = trial.workload
+    horizon = workload.horizon_patches[0]
+    series = trial.series(model.patch_size, workload.context_patches[0], horizon)
+
+    def once() -> Iterator[Tensor]:
+        yield model.generate_mean(series, horizon * model.patch_size)
+        yield sampled(model, series, trial, seed=workload.seed)
+
+    differences = [float((first - second).abs().max()) for first, second in zip(once(), once(), strict=True)]
+    return math.inf if any(map(math.isnan, differences)) else max(differences)
+
+
+def numerics() -> dict[str, Any]:
+    """The process-wide switches that change rounding. One process runs both sides, so they are equal on both."""
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32_matmul": bool(torch.backends.cuda.matmul.allow_tf32),
+        "tf32_cudnn": bool(torch.backends.cudnn.allow_tf32),
+        "sdpa": {
+            "flash": torch.backends.cuda.flash_sdp_enabled(),
+            "memory_efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
+            "math": torch.backends.cuda.math_sdp_enabled(),
+        },
+        "threads": torch.get_num_threads(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }

@@ -1,0 +1,203 @@
+"""One suite group in one fresh process: `python -m toto_compat.suites.group <request.json> <group> <output.json>`.
+
+dynamo, inductor and CUDA keep state per process, so suites that would disturb each other never share one.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from toto_compat.evidence.provenance import torch_facts
+from toto_compat.evidence.schema import CellRequest, Failure, Outcome, SuiteEvidence
+from toto_compat.matrix.schema import Suite
+from toto_compat.strict_model import StrictModel
+from toto_compat.suites.memory import MemoryRun, run_memory, watching_the_tree
+from toto_compat.suites.speed import SpeedRun, run_speed
+
+LAST_LINES = 25
+
+
+class Group(StrEnum):
+    """What runs together in one process, in the order of the cell."""
+
+    OBSERVE = "observe"
+    EQUIVALENCE = "equivalence"
+    SPEED = "speed"
+    MEMORY_REFERENCE = "memory_reference"
+    MEMORY_COMPILED = "memory_compiled"
+    CUDAGRAPH = "cudagraph"
+
+
+SUITES_OF_GROUP: dict[Group, tuple[Suite, ...]] = {
+    Group.OBSERVE: (Suite.RECOMPILE,),
+    Group.EQUIVALENCE: (Suite.EQUIVALENCE, Suite.DETERMINISM),
+    Group.SPEED: (Suite.SPEED,),
+    Group.MEMORY_REFERENCE: (Suite.MEMORY,),
+    Group.MEMORY_COMPILED: (Suite.MEMORY,),
+    Group.CUDAGRAPH: (Suite.CUDAGRAPH,),
+}
+
+
+class GroupResult(StrictModel):
+    """What a group leaves behind: finished evidence, or raw measurements that become evidence with other groups'."""
+
+    evidence: dict[Suite, SuiteEvidence] = Field(default={})
+    speed: SpeedRun | None = None
+    memory: MemoryRun | None = None
+    compile_peak_bytes: int | None = None
+    cache_class: str = ""
+    facts: dict[str, Any] = Field(default={})  # of torch, for the provenance
+
+
+def run_group(request: CellRequest, group: Group) -> GroupResult:
+    """Run the group's suites. What a suite raises becomes its evidence; only a crash of the process is lost."""
+    import torch
+
+    from toto_compat.suites.trial import Trial
+
+    torch.set_num_threads(request.limits.threads)
+    trial = Trial.of(request)
+    with trial.quiet.working():
+        result = _RUNNERS[group](trial, request)
+    return result.model_copy(update={"facts": torch_facts()})
+
+
+def _observe(trial: Any, _request: CellRequest) -> GroupResult:
+    from toto_compat.suites.recompile import batch_sizes, run_recompile
+
+    classes: list[str] = []
+
+    def recompile() -> SuiteEvidence:
+        model = trial.compiled(batch_sizes=batch_sizes(trial.workload))
+        classes.append(model.cache_class)
+        return run_recompile(trial, model)
+
+    with watching_the_tree() as tree:
+        evidence = measured(Suite.RECOMPILE, recompile)
+    return GroupResult(
+        evidence={Suite.RECOMPILE: evidence}, compile_peak_bytes=tree.peak, cache_class=next(iter(classes), "")
+    )
+
+
+def _equivalence(trial: Any, request: CellRequest) -> GroupResult:
+    from toto_compat.suites.equivalence import run_determinism, run_equivalence
+
+    candidates: list[Any] = []
+
+    def candidate() -> Any:
+        if not candidates:
+            candidates.append(trial.compiled())
+        return candidates[0]
+
+    runners: dict[Suite, Callable[[], SuiteEvidence]] = {
+        Suite.EQUIVALENCE: lambda: run_equivalence(trial, request.profile, candidate()),
+        Suite.DETERMINISM: lambda: run_determinism(trial, candidate()),
+    }
+    evidence = {suite: measured(suite, run) for suite, run in runners.items() if suite in request.profile.suites}
+    return GroupResult(evidence=evidence, cache_class=candidates[0].cache_class if candidates else "")
+
+
+def _speed(trial: Any, request: CellRequest) -> GroupResult:
+    runs: list[SpeedRun] = []
+
+    def speed() -> SuiteEvidence:
+        runs.append(run_speed(trial, request.profile))
+        return SuiteEvidence(suite=Suite.SPEED, outcome=Outcome.MEASURED)
+
+    evidence = measured(Suite.SPEED, speed)
+    return GroupResult(speed=runs[0]) if runs else GroupResult(evidence={Suite.SPEED: evidence})
+
+
+def _memory(role: Any) -> Callable[[Any, CellRequest], GroupResult]:
+    def run(trial: Any, _request: CellRequest) -> GroupResult:
+        runs: list[MemoryRun] = []
+
+        def memory() -> SuiteEvidence:
+            runs.append(run_memory(trial, role))
+            return SuiteEvidence(suite=Suite.MEMORY, outcome=Outcome.MEASURED)
+
+        evidence = measured(Suite.MEMORY, memory)
+        return GroupResult(memory=runs[0]) if runs else GroupResult(evidence={Suite.MEMORY: evidence})
+
+    return run
+
+
+def _cudagraph(trial: Any, _request: CellRequest) -> GroupResult:
+    from toto_compat.suites.cudagraph import run_cudagraph
+
+    return GroupResult(evidence={Suite.CUDAGRAPH: measured(Suite.CUDAGRAPH, lambda: run_cudagraph(trial))})
+
+
+_RUNNERS: dict[Group, Callable[[Any, CellRequest], GroupResult]] = {
+    Group.OBSERVE: _observe,
+    Group.EQUIVALENCE: _equivalence,
+    Group.SPEED: _speed,
+    Group.MEMORY_REFERENCE: _memory("reference"),
+    Group.MEMORY_COMPILED: _memory("compiled"),
+    Group.CUDAGRAPH: _cudagraph,
+}
+
+
+def measured(suite: Suite, run: Callable[[], SuiteEvidence]) -> SuiteEvidence:
+    """Run a suite and time it; an exception becomes evidence against the cell or an error of the harness."""
+    from toto_compat.suites.trial import CandidateError
+
+    start = time.perf_counter()
+    try:
+        evidence = run()
+    except CandidateError as error:
+        evidence = SuiteEvidence(suite=suite, outcome=Outcome.MODEL_FAILED, failure=failure_of(error.cause))
+    except Exception as error:
+        evidence = SuiteEvidence(suite=suite, outcome=Outcome.ERROR, failure=failure_of(error))
+    return evidence.model_copy(update={"seconds": round(time.perf_counter() - start, 3)})
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The first meaningful line of what was raised, and the end of its traceback."""
+    message = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return Failure(
+        kind="out_of_memory" if out_of_memory else "exception",
+        message=f"{type(error).__name__}: {message}",
+        last_lines=tuple(lines[-LAST_LINES:]),
+    )
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Readers see the old file or the whole new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _die_with_the_orchestrator() -> None:
+    """A killed orchestrator must not leave a compiling process behind."""
+    if sys.platform == "linux":
+        parent_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None, use_errno=True).prctl(parent_death_signal, signal.SIGKILL)
+
+
+def main(arguments: list[str]) -> int:
+    request_path, group, output_path = arguments
+    _die_with_the_orchestrator()
+    request = CellRequest.model_validate_json(Path(request_path).read_text(encoding="utf-8"))
+    result = run_group(request, Group(group))
+    write_atomically(Path(output_path), result.model_dump_json(by_alias=True))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""What is on trial in a cell: the series it forecasts and the models that forecast them, made when a suite asks."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from toto_compat.evidence.schema import CacheRequest, CellRequest
+from toto_compat.matrix.schema import CompileSettings, CsvSeries, Workload
+from toto_compat.model.backbone import build_backbone
+from toto_compat.model.bound import BoundModel, CompileSpec, bind
+from toto_compat.model.series import Series, make_series
+from toto_compat.suites.quiet import QuietLock
+
+UPSTREAM = CacheRequest(name="upstream", source="builtin")
+
+
+class CandidateError(Exception):
+    """The compiled forecast raised: evidence against the cell, not a fault of the harness."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@contextmanager
+def blaming_the_candidate() -> Iterator[None]:
+    """Around every call of the compiled model, so that its exceptions are told apart from the harness's own."""
+    try:
+        yield
+    except (MemoryError, torch.cuda.OutOfMemoryError, CandidateError):
+        raise
+    except Exception as error:
+        raise CandidateError(error) from error
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One cache in one mode on one workload. Every model gets a backbone of its own: binding may change it."""
+
+    workload: Workload
+    cache: CacheRequest
+    mode: str = "default"
+    settings: CompileSettings = field(default_factory=CompileSettings)
+    device: str = "cpu"
+    checkpoint_folder: str | None = None
+    csv: CsvSeries | None = None
+    quiet: QuietLock = field(default_factory=lambda: QuietLock(None))
+
+    @staticmethod
+    def of(request: CellRequest) -> "Trial":
+        return Trial(
+            workload=request.workload,
+            cache=request.cache,
+            mode=request.mode,
+            settings=request.settings,
+            device=request.device.value,
+            checkpoint_folder=request.checkpoint_folder,
+            csv=request.csv,
+            quiet=QuietLock(request.quiet_lock),
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype = getattr(torch, self.workload.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    @property
+    def max_patches(self) -> int:
+        """The longest context plus the longest horizon that any suite asks of this workload."""
+        return self.workload.context_patches[-1] + max(self.workload.horizon_patches)
+
+    def eager(self, cache: CacheRequest = UPSTREAM, *, dtype: torch.dtype | None = None) -> BoundModel:
+        """A cache run eager; upstream unless another is named."""
+        return bind(self._backbone(dtype), cache, max_patches=self.max_patches)
+
+    def compiled(self, *, backend: Callable[..., Any] | None = None, batch_sizes: tuple[int, ...] = ()) -> BoundModel:
+        """The candidate: this cell's cache, compiled as the cell says, told which batches the suite will use."""
+        spec = CompileSpec(mode=self.mode, settings=self.settings, backend=backend)
+        with blaming_the_candidate():
+            return bind(
+                self._backbone(None),
+                self.cache,
+                compile_spec=spec,
+                max_patches=self.max_patches,
+                batch_sizes=batch_sizes,
+            )
+
+    def series(
+        self,
+        patch_size: int,
+        context: int,
+        horizon: int,
+        *,
+        batch: int | None = None,
+        variates: int | None = None,
+        groups: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Series:
+        """The workload's series at this length (in patches), on the trial's device."""
+        series = make_series(
+            self.workload,
+            patch_size=patch_size,
+            context_patches=context,
+            horizon_patches=horizon,
+            batch=batch,
+            variates=variates,
+            groups=groups,
+            csv=self.csv,
+        )
+        return series.to(device=self.device, dtype=dtype or self.dtype)
+
+    def _backbone(self, dtype: torch.dtype | None) -> Any:
+        return build_backbone(
+            self.workload, dtype=dtype or self.dtype, device=self.device, checkpoint_folder=self.checkpoint_folder
+        )
+
+
+def synchronise(device: str) -> None:
+    """Wait until the device has done what it was given; a CPU always has."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def free_memory(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
