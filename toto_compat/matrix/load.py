@@ -133,7 +133,7 @@ def _schema_mistake(document: Document, detail: ErrorDetails) -> Mistake:
         case "model_type" | "model_attributes_type":
             accepted = f"a mapping with {listed(_field_names(annotation))}"
         case "value_error":
-            found, accepted = "values that do not fit together", str(context["error"])
+            found, accepted = "values that do not fit together", f"only this: {context['error']}"
         case other:
             accepted = _ACCEPTED_BY_ERROR.get(other) or detail["msg"].removeprefix("Input should be ")
     return document.mistake(location, found, accepted, nearest)

@@ -1,0 +1,327 @@
+"""A mistake in matrix.yaml names its line, what was found, what is accepted and the nearest name."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from toto_compat.errors import ExitCode, MatrixFileError
+from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_hash, schema_command
+from toto_compat.matrix.schema import Device, Gate
+
+PROJECT = Path(__file__).parents[2]
+SHIPPED = PROJECT / "matrix.yaml"
+
+SMALL = """\
+schema: 1
+environments:
+  torch-2.13.0-cpu: &cpu
+    torch: "2.13.0"
+    build: cpu
+    pins: &pins
+      numpy: "1.26.4"
+  torch-2.9.0-cu128:
+    <<: *cpu
+    torch: "2.9.0"
+    build: cu128
+    pins:
+      <<: *pins
+      numpy: "2.1.3"
+caches:
+  upstream: {source: builtin}
+  fixed_size:
+    source: builtin
+    settings: [stock, production]
+settings:
+  stock: {}
+  production: {recompile_limit: 256}
+modes: [default, reduce-overhead]
+profiles:
+  quick: {iterations: 3, workload: small}
+workloads:
+  small: {model: tiny}
+gates:
+""" + "".join(f"  {gate}: {{max: 1}}\n" for gate in Gate)
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(text: str) -> Path:
+        path = tmp_path / "matrix.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_file
+
+
+def mistakes_in(path: Path) -> list[str]:
+    with pytest.raises(MatrixFileError) as caught:
+        load_matrix(path)
+    assert caught.value.code is ExitCode.MATRIX_FILE
+    return [line.strip().removeprefix(f"{path}:") for line in caught.value.message.splitlines()[1:]]
+
+
+def changed(old: str, new: str) -> str:
+    assert SMALL.count(old) == 1, f"{old!r} must stand in the file once"
+    return SMALL.replace(old, new)
+
+
+def line_of(text: str, fragment: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines(), 1) if fragment in line)
+
+
+def test_the_shipped_file_loads_and_has_the_environments_promised() -> None:
+    matrix = load_matrix(SHIPPED)
+    assert list(matrix.environments) == [
+        "torch-2.13.0-cpu",
+        "torch-2.7.0-cu126",
+        "torch-2.8.0-cu128",
+        "torch-2.9.0-cu128",
+        "torch-2.11.0-cu130",
+        "torch-2.13.0-cu130",
+        "torch-2.15.0-cu132",
+    ]
+    assert set(matrix.gates) == set(Gate)
+    assert matrix.environments["torch-2.13.0-cpu"].device is Device.CPU
+    assert (matrix.gates[Gate.SPEEDUP].min, matrix.gates[Gate.RECOMPILES_TOTAL].max) == (2.0, 9)
+
+
+def test_the_shipped_profiles_time_enough_forecasts_for_a_percentile() -> None:
+    profiles = load_matrix(SHIPPED).profiles
+    assert {name: profile.iterations for name, profile in profiles.items()} == {
+        "quick": 3,
+        "full": 10,
+        "production-check": 20,
+    }
+    assert all(profile.iterations * profile.forecasts_per_iteration >= 30 for profile in profiles.values())
+    assert profiles["production-check"].repeats == 3
+
+
+def test_production_differs_from_the_other_environments_in_python_numpy_and_einops() -> None:
+    matrix = load_matrix(SHIPPED)
+    production, other = (matrix.environments[name] for name in ("torch-2.9.0-cu128", "torch-2.8.0-cu128"))
+    assert matrix.production == "torch-2.9.0-cu128"
+    assert production.python == "3.13"
+    assert {package for package in other.pins if production.pins[package] != other.pins[package]} == {"numpy", "einops"}
+
+
+def test_the_shipped_cu126_wheel_is_not_said_to_run_on_blackwell() -> None:
+    environments = load_matrix(SHIPPED).environments.values()
+    architectures = {environment.build: environment.gpu_architectures for environment in environments}
+    assert "sm_120" not in architectures["cu126"]
+    assert all("sm_120" in architectures[build] for build in ("cu128", "cu130", "cu132"))
+
+
+def test_the_file_carries_the_editor_hint_and_its_schema_is_what_the_command_prints() -> None:
+    assert SHIPPED.read_text().splitlines()[0] == "# yaml-language-server: $schema=./matrix.schema.json"
+    printed = CliRunner().invoke(schema_command)
+    assert printed.exit_code == 0
+    assert (PROJECT / "matrix.schema.json").read_text() == printed.output
+    assert json.loads(printed.output)["required"][0] == "schema"
+
+
+def test_merge_keys_and_aliases_give_the_same_data_as_a_plain_yaml_reader(write: Write) -> None:
+    matrix = load_matrix(write(SMALL))
+    plain = yaml.safe_load(SMALL)
+    for name, environment in matrix.environments.items():
+        assert environment.model_dump(include=set(plain["environments"][name])) == plain["environments"][name]
+    assert matrix.environments["torch-2.9.0-cu128"].pins == {"numpy": "2.1.3"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("model: tiny", "modell: tiny", r"workloads\.small\.modell: found an unknown key; .*did you mean model\?"),
+        (
+            "model: tiny",
+            "model: tinny",
+            r"workloads\.small\.model: found 'tinny'; accepted tiny, base; did you mean tiny\?",
+        ),
+        (
+            "workload: small",
+            "workload: smal",
+            r"profiles\.quick\.workload: found 'smal'; accepted small; did you mean small",
+        ),
+        (
+            "[stock, production]",
+            "[stock, prod]",
+            r"caches\.fixed_size\.settings\[1\]: found 'prod'; accepted stock, production",
+        ),
+        ("[stock, production]", "[stock, stock]", r"caches\.fixed_size\.settings\[1\]: found 'stock' a second time"),
+        ("[stock, production]", "[]", r"caches\.fixed_size\.settings: found an empty list; accepted stock, production"),
+        ("reduce-overhead]", "reduce_overhead]", r"modes\[1\]: .*did you mean reduce-overhead\?"),
+        ("reduce-overhead]", "default]", r"modes\[1\]: found 'default' a second time"),
+        (
+            "  speedup: {max: 1}",
+            "  speed_up: {max: 1}",
+            r"gates\.speed_up: found the unknown key 'speed_up'; .*mean speedup\?",
+        ),
+        ("  memory: {max: 1}", "  memory: {}", r"gates\.memory: .*a gate needs min or max"),
+        ("  memory: {max: 1}", "  memory: {max: .nan}", r"gates\.memory\.max: found nan .*finite"),
+        ("  memory: {max: 1}", "  memory: {min: 2, max: 1}", r"gates\.memory: .*min must not be above max"),
+        ("iterations: 3", "iterations: 0", r"profiles\.quick\.iterations: found 0 \(a number\); accepted greater than"),
+        ("iterations: 3", "iterations: many", r"profiles\.quick\.iterations: found 'many'; accepted a whole number"),
+        ("schema: 1", "schema: 2", r"schema: found 2 \(a number\); accepted 1"),
+        ("schema: 1", "schema: 1\nproduction: torch-2.9.0-cu12", r"production: .*did you mean torch-2\.9\.0-cu128\?"),
+        ("recompile_limit: 256", "recompile_limit: [256]", r"settings\.production\.recompile_limit: found a list"),
+        (
+            "  upstream: {",
+            "  upstreem: {",
+            r"caches\.upstreem\.source: found builtin for 'upstreem'; .*mean upstream\?",
+        ),
+        ("  upstream: {", "  'up/stream*': {", r"caches\.up/stream\*: found the name"),
+        ("  upstream: {", "  sabotaged:slo: {", r"caches\.sabotaged:slo\.source: .*did you mean sabotaged:slow\?"),
+        (
+            "{source: builtin}",
+            "{source: bultin}",
+            r"caches\.upstream\.source: found 'bultin'; .*did you mean builtin\?",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_line_key_found_accepted_and_nearest(
+    write: Write, old: str, new: str, expected: str
+) -> None:
+    text = changed(old, new)
+    line = line_of(text, new.splitlines()[-1].strip())
+    mistakes = mistakes_in(write(text))
+    assert any(re.match(rf"{line}: {expected}", mistake) for mistake in mistakes), mistakes
+
+
+def test_an_unquoted_python_version_is_a_number_to_yaml_and_the_message_says_to_quote_it(write: Write) -> None:
+    text = changed("    build: cpu\n", "    build: cpu\n    python: 3.10\n")
+    # YAML reads 3.10 as 3.1: silently testing another Python is what the quotes prevent
+    assert any(
+        'found 3.1 (a number); accepted text in quotes: "3.1"' in mistake for mistake in mistakes_in(write(text))
+    )
+
+
+def test_a_mistake_in_merged_keys_points_at_the_line_where_it_is_written(write: Write) -> None:
+    text = changed('      numpy: "1.26.4"', '      numpy: "1.26.4"\n      scipy: ">=1"')
+    line = line_of(text, "scipy")
+    assert [mistake.split(": ")[1] for mistake in mistakes_in(write(text)) if mistake.startswith(f"{line}: ")] == [
+        "environments.torch-2.13.0-cpu.pins.scipy",
+        "environments.torch-2.9.0-cu128.pins.scipy",
+    ]
+
+
+def test_a_key_written_twice_is_a_mistake_that_names_both_lines(write: Write) -> None:
+    text = changed("  stock: {}\n", "  stock: {}\n  stock: {backend: eager}\n")
+    first, second = line_of(text, "stock: {}"), line_of(text, "backend: eager")
+    assert mistakes_in(write(text)) == [
+        f"{second}: settings.stock: found the key a second time (first in line {first}); accepted each key once"
+    ]
+
+
+def test_a_key_that_overrides_a_merged_one_is_not_written_twice(write: Write) -> None:
+    assert load_matrix(write(SMALL)).environments["torch-2.9.0-cu128"].torch == "2.9.0"
+
+
+def test_every_mistake_is_listed_at_once_in_the_order_of_lines(write: Write) -> None:
+    text = SMALL.replace("source: builtin}", "source: bultin}").replace("iterations: 3", "iteration: 3")
+    text = text.replace("  memory: {max: 1}\n", "")
+    lines = [int(mistake.split(":")[0]) for mistake in mistakes_in(write(text))]
+    assert lines == sorted(lines)
+    assert {line_of(text, "bultin"), line_of(text, "iteration:"), line_of(text, "gates:")} <= set(lines)
+
+
+@pytest.mark.parametrize("gate", list(Gate))
+def test_each_gate_must_have_a_limit(write: Write, gate: Gate) -> None:
+    mistakes = mistakes_in(write(changed(f"  {gate}: {{max: 1}}\n", "")))
+    assert [mistake.split(": ")[1] for mistake in mistakes] == [f"gates.{gate}"]
+
+
+@pytest.mark.parametrize("name", ["torch-2.13.0-cpu-xformers", "torch-2.13.0-cpu-numpy2"])
+def test_an_environment_may_say_what_differs_after_its_identity(write: Write, name: str) -> None:
+    assert name in load_matrix(write(changed("  torch-2.13.0-cpu:", f"  {name}:"))).environments
+
+
+@pytest.mark.parametrize("name", ["torch-2.13-cpu", "newest", "torch-2.13.0-cpux", "torch-2.13.0-cpu-"])
+def test_an_environment_name_that_is_not_its_identity_is_a_mistake(write: Write, name: str) -> None:
+    [mistake] = mistakes_in(write(changed("  torch-2.13.0-cpu:", f"  {name}:")))
+    assert mistake.startswith(f"3: environments.{name}: found the name {name!r}")
+    assert mistake.endswith("did you mean torch-2.13.0-cpu?")
+
+
+def test_torch_among_the_pins_is_a_mistake(write: Write) -> None:
+    mistakes = mistakes_in(write(changed('      numpy: "1.26.4"', '      torch: "2.1.0"')))
+    assert any("pins.torch: found a pin" in mistake for mistake in mistakes)
+
+
+def test_a_cache_of_the_users_own_needs_a_file_and_a_class_in_it(write: Write, tmp_path: Path) -> None:
+    text = changed("  upstream: {source: builtin}", "  mine: {source: 'caches/mine.py:RollingCach'}")
+    assert "found no file" in mistakes_in(write(text))[0]
+    (tmp_path / "caches").mkdir()
+    (tmp_path / "caches" / "mine.py").write_text("import torch\n\nclass RollingCache:\n    pass\n")
+    [mistake] = mistakes_in(write(text))
+    assert mistake.endswith("accepted RollingCache; did you mean RollingCache?")
+    assert (
+        load_matrix(write(text.replace("RollingCach'", "RollingCache'"))).caches["mine"].source.endswith("RollingCache")
+    )
+
+
+def test_a_cache_file_with_a_syntax_error_is_told_and_not_run(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Mine(:\n")
+    [mistake] = mistakes_in(write(changed("  upstream: {source: builtin}", "  mine: {source: 'mine.py:Mine'}")))
+    assert "not readable Python" in mistake
+
+
+def test_a_csv_that_is_not_there_is_a_mistake(write: Write) -> None:
+    csv = "model: tiny, csv: {path: prices.csv, time_column: time, value_columns: [close]}"
+    [mistake] = mistakes_in(write(changed("model: tiny", csv)))
+    assert "workloads.small.csv.path: found no file" in mistake
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", 1),
+        ("schema: 1\nmodes: [default\nx: 1\n", 3),
+        ("schema: 1\n\tmodes: 1\n", 2),
+        ("schema: 1\nmodes: *nowhere\n", 2),
+        ("schema: 1\n---\nschema: 1\n", 2),
+        ("schema: !!python/object:os.system x\n", 1),
+        ("schema: &a [*a]\n", 1),
+        ("a: &a\n  <<: *a\n", 2),
+        ("schema: 1\n? [a, b]\n: 1\n", 2),
+        ("schema: 1\n2.13: x\n", 2),
+        ("just text\n", 1),
+        ("schema: \x07\n", 1),
+        ("[" * 3000, 1),
+    ],
+)
+def test_broken_yaml_is_told_with_its_line(write: Write, text: str, line: int) -> None:
+    assert any(mistake.startswith(f"{line}: ") for mistake in mistakes_in(write(text)))
+
+
+def test_a_file_that_is_not_text_is_told_plainly(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_bytes(b"schema: \xff\xfe1")
+    with pytest.raises(MatrixFileError, match="not UTF-8"):
+        load_matrix(path)
+
+
+def test_without_a_matrix_file_the_error_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MatrixFileError, match=re.escape(str(tmp_path))):
+        find_matrix_file()
+    with pytest.raises(MatrixFileError, match=r"other\.yaml does not exist"):
+        find_matrix_file(Path("other.yaml"))
+    with pytest.raises(MatrixFileError, match="is a folder"):
+        find_matrix_file(tmp_path)
+    (tmp_path / "matrix.yaml").write_text(SMALL)
+    assert find_matrix_file() == Path("matrix.yaml")
+
+
+def test_the_hash_ignores_comments_and_order_but_not_limits(write: Write) -> None:
+    original = matrix_hash(load_matrix(write(SMALL)))
+    assert matrix_hash(load_matrix(write("# a comment\n" + SMALL))) == original
+    settings = "  stock: {}\n  production: {recompile_limit: 256}\n"
+    swapped = "  production: {recompile_limit: 256}\n  stock: {}\n"
+    assert matrix_hash(load_matrix(write(changed(settings, swapped)))) == original
+    assert matrix_hash(load_matrix(write(changed("  memory: {max: 1}", "  memory: {max: 2}")))) != original
