@@ -22,9 +22,11 @@ def terminal_table(cells: Sequence[JudgedCell], decision: Decision, *, colour: b
     blocks = []
     for environment, group in groupby(cells, key=lambda cell: cell.result.request.environment_name):
         rows = [_terminal_row(cell, colour=colour) for cell in group]
+        # the headers as a row: tabulate pads real ones by two columns each, and eight of them would pass 100
         headers = ["cache", "mode", "verdict", "decided by", "equiv", "recomp.", "breaks", "speedup"]
-        body = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True, stralign="left")
-        blocks.append(f"{environment}\n{body}")
+        body = tabulate([headers, *rows], tablefmt="plain", disable_numparse=True, stralign="left")
+        first, rest = body.split("\n", 1)
+        blocks.append(f"{environment}\n{first}\n{'-' * len(first)}\n{rest}")
     blocks.append(_LEGEND)
     blocks.append(decision.sentence)
     return "\n\n".join(blocks)
@@ -52,7 +54,7 @@ def markdown_table(cells: Sequence[JudgedCell], decision: Decision) -> str:
             _number(cell, Gate.SPEEDUP, pattern="{:.2f}x"),
             _number(cell, Gate.MEMORY, pattern="{:.2f}x"),
         ]
-        rows.append([_escaped_markdown(text) for text in row])
+        rows.append([escaped_markdown(text) for text in row])
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
     legend = "~ predicted, decides nothing; ? not measured. Eager is the reference, not a row."
     return f"{table}\n\n{legend}\n\n{decision.sentence}\n"
@@ -117,5 +119,5 @@ def _wrapped(text: str, width: int) -> str:
     return "\n".join([*lines, text])
 
 
-def _escaped_markdown(text: str) -> str:
+def escaped_markdown(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

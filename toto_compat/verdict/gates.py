@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from toto_compat.evidence.schema import CellResult, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.matrix.schema import Device, Gate, GateLimit, Suite
+from toto_compat.observe.events import EventKind
 
 
 class Status(StrEnum):
@@ -140,7 +141,9 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit) -> JudgedGate:
         return judged(Status.FAIL, "the forecast holds NaN")
     passed = (limit.min is None or figure.value >= limit.min) and (limit.max is None or figure.value <= limit.max)
     found = f"{figure.value:g}{' ' + figure.unit if figure.unit else ''}, limit {limit_text(limit)}"
-    return judged(Status.PASS if passed else Status.FAIL, found)
+    if passed:
+        return judged(Status.PASS, found)
+    return judged(Status.FAIL, found + _what_torch_said(gate, evidence))
 
 
 def _cudagraphs_do_not_apply(result: CellResult, figure: Figure | None) -> str:
@@ -151,6 +154,26 @@ def _cudagraphs_do_not_apply(result: CellResult, figure: Figure | None) -> str:
     if result.request.mode == "default" and (figure is None or figure.value is None):
         return "mode default does not use CUDA graphs"
     return ""
+
+
+_EVENT_OF_GATE = {
+    Gate.RECOMPILE_LIMIT: EventKind.RECOMPILE_LIMIT,
+    Gate.RECOMPILES: EventKind.RECOMPILE,
+    Gate.RECOMPILES_TOTAL: EventKind.RECOMPILE,
+    Gate.GRAPH_BREAKS: EventKind.GRAPH_BREAK,
+    Gate.CUDAGRAPHS: EventKind.CUDAGRAPH_SKIP,
+}
+
+
+def _what_torch_said(gate: Gate, evidence: SuiteEvidence) -> str:
+    """The last event behind a failed count: it is what people search for."""
+    events = [event for event in evidence.events if event.kind is _EVENT_OF_GATE.get(gate)]
+    if not events:
+        return ""
+    last = events[-1]
+    where = f" in {last.function}" if last.function else ""
+    source = f" ({last.file}:{last.line})" if last.file and last.line is not None else ""
+    return f"; last{where}{source}: {_first_line(last.reason)}"
 
 
 def _skips(count: float) -> str:

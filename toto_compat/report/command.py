@@ -1,0 +1,156 @@
+"""`toto-compat report` and `toto-compat diff`: stored runs shown and compared, nothing is run."""
+
+import json
+import sys
+import webbrowser
+from collections import Counter
+from pathlib import Path
+
+import click
+from tabulate import tabulate
+
+from toto_compat.errors import ExitCode
+from toto_compat.evidence.store import find_run, load_run, write_atomically
+from toto_compat.report.ci import badge, junit_xml, step_summary
+from toto_compat.report.compatibility import as_json, compatibility
+from toto_compat.report.table import escaped_markdown, markdown_table, terminal_table
+from toto_compat.verdict.comparison import Change, RowChange, compare
+from toto_compat.verdict.judged_run import JudgedRun, judge_run, read_gates
+from toto_compat.verdict.record import decision_record
+
+FORMATS = ("table", "md", "html", "json", "junit", "summary", "badge", "decision")
+_RESULTS = click.option(
+    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
+)
+_GATES = click.option(
+    "--gates", type=click.Path(path_type=Path), help="Judge by the limits of this YAML file instead of the run's own."
+)
+
+
+@click.command("report")
+@click.argument("run", default="latest")
+@click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
+@_GATES
+@click.option("--open", "open_page", is_flag=True, help="Write the HTML page and open it in the browser.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write to this file instead of the terminal.")
+@_RESULTS
+def report_command(
+    *, run: str, form: str, gates: Path | None, open_page: bool, output: Path | None, results: Path
+) -> None:
+    """Show a RUN (a name under results/, a path, or 'latest'), judged from its stored evidence."""
+    folder = find_run(run, results)
+    stored = load_run(folder)
+    judged = judge_run(stored, read_gates(gates, stored.info.profile) if gates else None)
+    if open_page or form == "html":
+        # the run's own page stays what its own limits say
+        name = f"compatibility-{gates.stem}.html" if gates else "compatibility.html"
+        page = output or folder / name
+        _write_page(judged, page, results)
+        if open_page:
+            webbrowser.open(page.resolve().as_uri())
+        return
+    text = _as_text(judged, form, colour=output is None and sys.stdout.isatty())
+    if output:
+        write_atomically(output, text)
+        click.echo(f"written: {output}", err=True)
+    else:
+        click.echo(text, nl=False)
+
+
+@click.command("diff")
+@click.argument("before")
+@click.argument("after", default="latest")
+@_GATES
+@click.option("--json", "as_json_text", is_flag=True, help="Print the changes as JSON.")
+@click.option("--all", "show_all", is_flag=True, help="List the rows that stayed the same, too.")
+@click.option("--fail-on-regression", is_flag=True, help=f"Exit with {ExitCode.FINDINGS.value} if a row got worse.")
+@_RESULTS
+def diff_command(
+    *,
+    before: str,
+    after: str,
+    gates: Path | None,
+    as_json_text: bool,
+    show_all: bool,
+    fail_on_regression: bool,
+    results: Path,
+) -> None:
+    """What got better, worse, new or lost from run BEFORE to run AFTER (default: latest), noise taken into account.
+
+    A name such as reference/cpu compares with the committed runs.
+    """
+    old, new = load_run(find_run(before, results)), load_run(find_run(after, results))
+    # both by the same limits: a limit that moved is not a change of the model
+    limits = read_gates(gates, new.info.profile) if gates else new.info.gates
+    rows = compare(judge_run(old, limits).cells, judge_run(new, limits).cells)
+    if as_json_text:
+        click.echo(as_json(_diff_as_json(old.info.name, new.info.name, rows)), nl=False)
+    else:
+        click.echo(_diff_as_text(old.info.name, new.info.name, rows, show_all=show_all))
+    if fail_on_regression and any(row.change is Change.REGRESSED for row in rows):
+        click.get_current_context().exit(ExitCode.FINDINGS)
+
+
+def _as_text(judged: JudgedRun, form: str, *, colour: bool) -> str:
+    made = {
+        "table": lambda: terminal_table(judged.cells, judged.decision, colour=colour) + "\n",
+        "md": lambda: markdown_table(judged.cells, judged.decision),
+        "json": lambda: as_json(compatibility(judged.cells, judged.decision)),
+        "junit": lambda: junit_xml(judged),
+        "summary": lambda: step_summary(judged),
+        "badge": lambda: json.dumps(badge(judged)) + "\n",
+        "decision": lambda: decision_record(judged),
+    }
+    return made[form]()
+
+
+def _write_page(judged: JudgedRun, page: Path, results: Path) -> None:
+    # matplotlib and jinja2 are only worth their import time for the page
+    from toto_compat.report.html import write_html
+
+    write_html(judged, page, results=results if results.is_dir() else None)
+    click.echo(f"written: {page}", err=True)
+
+
+def _diff_as_text(before: str, after: str, rows: list[RowChange], *, show_all: bool) -> str:
+    counts = Counter(row.change for row in rows)
+    shown = [row for row in sorted(rows, key=lambda row: list(Change).index(row.change)) if _is_shown(row, show_all)]
+    table = tabulate(
+        [[row.change.value, escaped_markdown(row.cell), _verdicts(row), escaped_markdown(row.text)] for row in shown],
+        headers=["change", "cell", "verdict", "what changed"],
+        tablefmt="github",
+        disable_numparse=True,
+    )
+    totals = ", ".join(f"{counts[change]} {change.value}" for change in Change)
+    return f"{before} -> {after}: {totals}" + (f"\n\n{table}" if shown else "")
+
+
+def _is_shown(row: RowChange, show_all: bool) -> bool:
+    return show_all or row.change is not Change.SAME or row.before is not row.after
+
+
+def _verdicts(row: RowChange) -> str:
+    old, new = (verdict.value if verdict else "none" for verdict in (row.before, row.after))
+    return old if old == new else f"{old} -> {new}"
+
+
+def _diff_as_json(before: str, after: str, rows: list[RowChange]) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "before": before,
+        "after": after,
+        "rows": [
+            {
+                "cell": row.cell,
+                "change": row.change.value,
+                "before": row.before.value if row.before else None,
+                "after": row.after.value if row.after else None,
+                "gates": {
+                    found.gate.value: {"change": found.change.value, "text": found.text}
+                    for found in row.gates
+                    if found.change is not Change.SAME or found.text
+                },
+            }
+            for row in rows
+        ],
+    }

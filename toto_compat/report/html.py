@@ -1,0 +1,223 @@
+"""The run as one HTML file: no network, works from disk, details made in the page when a cell is opened."""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from toto_compat.evidence.schema import Figure
+from toto_compat.evidence.store import write_atomically
+from toto_compat.matrix.schema import Device, Gate, Suite
+from toto_compat.report.compatibility import row as compatibility_row
+from toto_compat.report.page_data import (
+    PastRow,
+    as_past_row,
+    cell_details,
+    grid_of,
+    history_of,
+    provenance_facts,
+    row_name,
+    trend_points,
+)
+from toto_compat.report.plots import MOST_SERIES, Point, Series, distribution_frame, latency_frame, trend_plot
+from toto_compat.verdict.decision import Answer, Contender, DeviceDecision, settings_to_copy
+from toto_compat.verdict.gates import JudgedCell, Status
+from toto_compat.verdict.judged_run import JudgedRun
+from toto_compat.verdict.record import ANSWERS, forecasts_text
+
+MARKS = {Status.PASS: "✔", Status.FAIL: "✘", Status.INCONCLUSIVE: "?"}
+_ANSWER_MARKS = {
+    Answer.ENABLE: "✔",
+    Answer.ENABLE_WITH_SETTINGS: "✔",
+    Answer.KEEP_OFF: "✘",
+    Answer.NOT_ENOUGH_EVIDENCE: "?",
+}
+
+
+_TRENDS = (
+    ("speedup", Suite.SPEED, Gate.SPEEDUP.value, "upstream eager / compiled (lower end)"),
+    ("recompiles", Suite.RECOMPILE, Gate.RECOMPILES_TOTAL.value, "recompiles in total"),
+    ("compile time", Suite.SPEED, "cold_compile_s", "cold compile, seconds"),
+)
+
+
+def write_html(judged: JudgedRun, path: Path, *, results: Path | None = None) -> None:
+    """Write the page. `results` is where other runs lie, for the history; None: no history."""
+    write_atomically(path, render_page(judged, history_of(results, until=judged) if results else {}))
+
+
+def render_page(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -> str:
+    from jinja2 import DictLoader, Environment, StrictUndefined
+
+    page = {name: _asset(name) for name in ("page.html", "page.css", "page.js")}
+    environment = Environment(loader=DictLoader(page), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": True}
+    provenances, numbers = _shared_provenances(judged.cells)
+    info = judged.run.info
+    details = [
+        _embedded_json(
+            cell_details(
+                cell,
+                [*history.get(row_name(compatibility_row(cell)), ()), as_past_row(cell, info)],
+                numbers[position],
+            )
+        )
+        for position, cell in enumerate(judged.cells)
+    ]
+    return environment.get_template("page.html").render(
+        judged=judged,
+        info=info,
+        grid=grid_of(judged.cells),
+        decisions=[_decision_card(found) for found in judged.decision.devices.values()],
+        counts={status: sum(cell.verdict is status for cell in judged.cells) for status in MARKS},
+        marks=MARKS,
+        details=details,
+        provenances=_embedded_json(provenances),
+        frames={"distribution": distribution_frame(), "latency": latency_frame()},
+        trends=_trends(judged),
+        run_history=_history_plot(judged, history),
+        css=page["page.css"],
+        script=page["page.js"],
+        # scripts run by their hash alone: text that came out of a log could not run even if it were not escaped
+        script_hash=_csp_hash(page["page.js"]),
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("toto_compat.report").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _csp_hash(script: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _embedded_json(document: Any) -> str:
+    """JSON that can stand inside a script element: no '<' can end the element or open a comment."""
+    text = json.dumps(_plain(document), separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _plain(document: Any) -> Any:
+    match document:
+        case dict():
+            return {str(key): _plain(value) for key, value in document.items()}
+        case list() | tuple():
+            return [_plain(value) for value in document]
+        case float() if not math.isfinite(document):
+            return str(document)
+    return document
+
+
+def _shared_provenances(cells: Sequence[JudgedCell]) -> tuple[list[dict[str, Any]], list[int]]:
+    """Each distinct provenance once, and its number per cell: thousands of cells share a few package lists."""
+    known: dict[str, int] = {}
+    held: list[dict[str, Any]] = []
+    numbers = []
+    for cell in cells:
+        facts = provenance_facts(cell)
+        key = json.dumps(facts, sort_keys=True)
+        if key not in known:
+            known[key] = len(held)
+            held.append(facts)
+        numbers.append(known[key])
+    return held, numbers
+
+
+def _decision_card(found: DeviceDecision) -> dict[str, Any]:
+    enabled = found.answer in (Answer.ENABLE, Answer.ENABLE_WITH_SETTINGS)
+    tone = {Answer.KEEP_OFF: "FAIL", Answer.NOT_ENOUGH_EVIDENCE: "INCONCLUSIVE"}.get(found.answer, "PASS")
+    return {
+        "device": "CUDA" if found.device is Device.CUDA else "CPU",
+        "answer": ANSWERS[found.answer],
+        "mark": _ANSWER_MARKS[found.answer],
+        "tone": tone,
+        "sentence": found.sentence,
+        "why": found.reason,
+        "decided_by": found.decided_by.value if found.decided_by else "",
+        "name": found.contender.name if found.contender else "",
+        "releases": found.contender.history.text if found.contender else "",
+        "environments": ", ".join(found.environments),
+        "break_even": (
+            f"{forecasts_text(found.break_even_cold)} from a cold start, "
+            f"{forecasts_text(found.break_even_warm)} from a warm one"
+        )
+        if enabled
+        else "",
+        "settings": "\n".join(settings_to_copy(found)),
+        "next": list(found.next_commands[:8]),
+        "more": max(0, len(found.next_commands) - 8),
+        "contenders": found.contenders,
+    }
+
+
+def _trends(judged: JudgedRun) -> list[dict[str, str]]:
+    """Speedup, recompiles and compile time over the releases, per device, where there are at least two releases."""
+    plots = []
+    for device, found in judged.decision.devices.items():
+        releases = sorted(
+            {cell.result.request.environment.torch for c in found.contenders for cell in c.cells}, key=Version
+        )
+        if len(releases) < 2:
+            continue
+        for title, suite, name, y_label in _TRENDS:
+            limit = judged.gates.get(Gate(name)) if name in set(Gate) else None
+            series = _series(found.contenders, suite, name)
+            if series:
+                bound = None if limit is None else limit.min if limit.min is not None else limit.max
+                label = f"{title} over PyTorch releases on {device.value}"
+                prefix = f"{device.value}-{name}"
+                svg = trend_plot(series, order=releases, y_label=y_label, label=label, limit=bound, prefix=prefix)
+                plots.append(
+                    {"title": f"{device.value.upper()}: {title}", "svg": svg, "note": _left_out(found, series)}
+                )
+    return plots
+
+
+def _series(contenders: Sequence[Contender], suite: Suite, name: str) -> list[Series]:
+    found = [Series(contender.name, _points(trend_points(contender, suite, name))) for contender in contenders]
+    # with more contenders than colours, those tried on most releases say most about a trend
+    return sorted((line for line in found if line.points), key=lambda line: -len(line.points))[:MOST_SERIES]
+
+
+def _points(figures: Sequence[tuple[str, Figure]]) -> tuple[Point, ...]:
+    return tuple(
+        Point(release, figure.value, figure.low, figure.high)
+        for release, figure in figures
+        if figure.value is not None and math.isfinite(figure.value)
+    )
+
+
+def _left_out(found: DeviceDecision, series: Sequence[Series]) -> str:
+    missing = len(found.contenders) - len(series)
+    return f"{missing} more without figures, or beyond the {MOST_SERIES} with the most releases." if missing else ""
+
+
+def _history_plot(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -> str:
+    """Speedup of the cells of this run over the runs that had them."""
+    lines = []
+    order: dict[tuple[str, str], None] = {}
+    info = judged.run.info
+    for cell in judged.cells:
+        past = [*history.get(row_name(compatibility_row(cell)), ()), as_past_row(cell, info)]
+        points = [(found, found.speedup) for found in past if found.speedup is not None]
+        if len(points) > 1:
+            lines.append((cell.result.cell, points))
+    chosen = sorted(lines, key=lambda line: -len(line[1]))[:MOST_SERIES]
+    for _, points in chosen:
+        order.update(dict.fromkeys((found.date, found.run) for found, _ in points))
+    if not chosen:
+        return ""
+    recent = sorted(order)[-12:]
+    names = [run for _, run in recent]
+    series = [
+        Series(name, tuple(Point(found.run, value) for found, value in points if found.run in names))
+        for name, points in chosen
+    ]
+    label = "Speedup over runs"
+    return trend_plot(series, order=names, y_label="upstream eager / compiled", label=label, prefix="history")

@@ -1,0 +1,282 @@
+"""What the HTML page shows, as plain data: the grid, the details of each cell, trends and history."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from toto_compat.errors import StorageError
+from toto_compat.evidence.schema import Figure, Kind, SuiteEvidence
+from toto_compat.evidence.store import RunInfo, StoredCell, list_runs, read_model
+from toto_compat.matrix.schema import Gate, Suite
+from toto_compat.observe.events import Event, EventKind
+from toto_compat.report.compatibility import row as compatibility_row
+from toto_compat.report.table import value_text
+from toto_compat.verdict.decision import Contender, torch_release
+from toto_compat.verdict.gates import JudgedCell, JudgedGate, limit_text, rerun_command
+from toto_compat.verdict.judged_run import JudgedRun, load_judged_run
+
+# enough to tell a spike from noise; more digits only make the page larger
+_SIGNIFICANT_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Column:
+    environment: str
+    torch: str
+    device: str
+
+
+@dataclass(frozen=True)
+class GridCell:
+    number: int  # names the cell's details in the page
+    cell: JudgedCell
+    speedup: str
+    predicted: str  # what is only predicted, or ''
+
+
+@dataclass(frozen=True)
+class GridRow:
+    cache: str
+    mode: str
+    settings: str
+    cells: tuple[GridCell | None, ...]  # one per column
+
+
+@dataclass(frozen=True)
+class Grid:
+    columns: tuple[Column, ...]
+    rows: tuple[GridRow, ...]
+
+
+@dataclass(frozen=True)
+class PastRow:
+    """One row of an earlier run, for the history."""
+
+    run: str
+    date: str
+    verdict: str
+    speedup: float | None
+    recompiles_total: float | None
+
+
+def grid_of(cells: Sequence[JudgedCell]) -> Grid:
+    """Releases across (old to new, CPU apart from CUDA), caches and modes down, in the order they come."""
+    columns: dict[Column, None] = {}
+    rows: dict[tuple[str, str, str], None] = {}
+    placed: dict[tuple[Column, tuple[str, str, str]], GridCell] = {}
+    for number, cell in enumerate(cells):
+        request = cell.result.request
+        column = Column(request.environment_name, torch_release(cell), request.device.value)
+        key = (request.cache.name, request.mode, request.settings_name)
+        columns[column] = rows[key] = None
+        placed[column, key] = GridCell(number, cell, _speedup(cell), _predicted(cell))
+    ordered = sorted(columns, key=lambda column: (column.device, Version(column.torch), column.environment))
+    # all modes of a cache stand together, whatever order the environments brought them in
+    cache_order = {cache: None for cache, _, _ in rows}
+    by_cache = [key for cache in cache_order for key in rows if key[0] == cache]
+    return Grid(
+        columns=tuple(ordered),
+        rows=tuple(GridRow(*key, cells=tuple(placed.get((column, key)) for column in ordered)) for key in by_cache),
+    )
+
+
+def cell_details(cell: JudgedCell, history: Sequence[PastRow], provenance_number: int) -> dict[str, Any]:
+    """Everything that opens with a cell. All text is raw: the page escapes it by writing it as text."""
+    result = cell.result
+    speed = result.evidence.get(Suite.SPEED)
+    timings = speed.details.get("timings", {}) if speed else {}
+    return {
+        "name": result.cell,
+        "device": result.request.device.value,
+        "verdict": cell.verdict.value,
+        "decidedBy": cell.decided_by.value if cell.decided_by else "",
+        "reason": cell.reason,
+        "gates": [_gate(judged) for judged in cell.gates.values()],
+        "timings": {name: [_short(ms) for ms in values] for name, values in timings.items()},
+        "figures": [
+            _figure_row(suite, name, figure)
+            for suite, evidence in result.evidence.items()
+            for name, figure in evidence.figures.items()
+            if name not in {gate.value for gate in Gate}
+        ],
+        "events": grouped_events(event for evidence in result.evidence.values() for event in evidence.events),
+        "suites": [_suite(evidence) for evidence in result.evidence.values()],
+        "failure": _failure(result.failure.kind, result.failure.message, result.failure.last_lines)
+        if result.failure
+        else None,
+        "provenance": provenance_number,
+        "started": result.provenance.started,
+        "rerun": rerun_command(result),
+        "files": [f"cells/{result.cell}.json", f"logs/{result.cell}.log"],
+        "reusedFrom": result.ran_in if isinstance(result, StoredCell) and result.reused else "",
+        "history": [[past.run, past.date, past.verdict, past.speedup, past.recompiles_total] for past in history],
+    }
+
+
+def provenance_facts(cell: JudgedCell) -> dict[str, Any]:
+    """Provenance without the times, so that the cells of one environment share it."""
+    held = cell.result.provenance.model_dump(exclude={"started", "finished"})
+    facts = {name: value for name, value in held.items() if value not in (None, "", 0) and not isinstance(value, dict)}
+    packages = {**cell.result.provenance.packages}
+    system = {**cell.result.provenance.system_packages}
+    return {"facts": facts, "packages": packages, "system": system}
+
+
+def grouped_events(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Events of one kind, function, source line and normalised reason as one line with a count, largest first."""
+    groups: defaultdict[tuple[str, str, str, str], list[Event]] = defaultdict(list)
+    for event in events:
+        where = f"{event.file}:{event.line}" if event.file and event.line is not None else event.file
+        groups[event.kind.value, event.function, where, event.normalised_reason or event.reason].append(event)
+    found = [
+        {
+            "kind": kind,
+            "function": function,
+            "where": where,
+            "reason": reason,
+            "example": group[-1].reason if group[-1].reason != reason else "",
+            "limit": group[-1].limit,
+            # a skip's count is the number of mutated inputs it names; the others count themselves
+            "count": len(group) if kind == EventKind.CUDAGRAPH_SKIP.value else sum(event.count for event in group),
+            "stack": list(group[0].stack),
+        }
+        for (kind, function, where, reason), group in groups.items()
+    ]
+    return sorted(found, key=lambda group: (list(EventKind).index(EventKind(group["kind"])), -group["count"]))
+
+
+def history_of(results: Path, *, until: JudgedRun) -> dict[str, list[PastRow]]:
+    """Rows of the other runs in the results folder by cell name, oldest first."""
+    dated: list[tuple[str, str, list[dict[str, Any]]]] = []
+    for name in list_runs(results):
+        folder = results / name
+        if folder.resolve() == until.run.folder.resolve():
+            continue
+        info = read_model(folder / "run.json", RunInfo)
+        dated.append((info.started, name, _stored_rows(folder)))
+    past: defaultdict[str, list[PastRow]] = defaultdict(list)
+    for started, name, rows in sorted(dated, key=lambda entry: entry[:2]):
+        for row in rows:
+            gates: Mapping[str, Any] = row.get("gates", {})
+            past[row_name(row)].append(
+                PastRow(
+                    run=name,
+                    date=started[:10],
+                    verdict=str(row.get("verdict", "")),
+                    speedup=_number(gates.get("speedup")),
+                    recompiles_total=_number(gates.get("recompiles_total")),
+                )
+            )
+    return dict(past)
+
+
+def row_name(row: Mapping[str, Any]) -> str:
+    """What identifies a row of compatibility.json across runs."""
+    return f"{row['device']}:{row['environment']}/{row['cache']}/{row['mode']}+{row['settings']}"
+
+
+def as_past_row(cell: JudgedCell, info: RunInfo) -> PastRow:
+    row = compatibility_row(cell)
+    return PastRow(
+        info.name,
+        info.started[:10],
+        row["verdict"],
+        _number(row["gates"].get("speedup")),
+        _number(row["gates"].get("recompiles_total")),
+    )
+
+
+def trend_points(contender: Contender, suite: Suite, name: str) -> list[tuple[str, Figure]]:
+    """A measured figure of a contender along the releases; the last environment of a release stands for it."""
+    found: dict[str, Figure] = {}
+    for cell in contender.cells:
+        figure = cell.figure(suite, name)
+        if figure and figure.value is not None and figure.kind is Kind.MEASURED:
+            found[torch_release(cell)] = figure
+    return list(found.items())
+
+
+def _stored_rows(folder: Path) -> list[dict[str, Any]]:
+    table = folder / "compatibility.json"
+    if not table.is_file():
+        # an interrupted run has cells and no table yet
+        return [compatibility_row(cell) for cell in load_judged_run(folder).cells]
+    try:
+        rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
+        return [dict(row) for row in rows]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"{table}: not a table of this program: {error}", hint=f"write it anew: toto-compat report {folder.name}"
+        ) from error
+
+
+def _number(gate: Any) -> float | None:
+    value = gate.get("value") if isinstance(gate, dict) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _speedup(cell: JudgedCell) -> str:
+    judged = cell.gates.get(Gate.SPEEDUP)
+    return f"{judged.value:.2f}x" if judged and judged.value is not None else ""
+
+
+def _predicted(cell: JudgedCell) -> str:
+    judged = cell.gates.get(Gate.CUDAGRAPHS)
+    if not judged or judged.value is None or judged.kind is Kind.MEASURED:
+        return ""
+    return "no graph skips" if judged.value == 0 else f"{judged.value:g} graph skip{'s' if judged.value != 1 else ''}"
+
+
+def _gate(judged: JudgedGate) -> dict[str, Any]:
+    figure = judged.figure
+    interval = ""
+    if figure and figure.low is not None and figure.high is not None:
+        interval = f"{figure.low:.3g} to {figure.high:.3g}"
+    return {
+        "gate": judged.gate.value,
+        "status": judged.status.value,
+        "value": value_text(judged, "{:.4g}"),
+        "unit": figure.unit if figure else "",
+        "interval": interval,
+        "limit": limit_text(judged.limit),
+        "kind": judged.kind.value if judged.kind else "",
+        "reason": judged.reason,
+        "method": figure.method if figure else "",
+        "next": judged.next_command,
+    }
+
+
+def _figure_row(suite: Suite, name: str, figure: Figure) -> list[str]:
+    if figure.value is None:
+        shown = figure.missing or "not measured"
+    elif figure.unit == "bytes":
+        shown = f"{figure.value / 2**20:,.0f} MiB"
+    else:
+        shown = f"{figure.value:.4g}{' ' + figure.unit if figure.unit else ''}"
+    if figure.value is not None and figure.low is not None and figure.high is not None:
+        shown += f" ({figure.low:.3g} to {figure.high:.3g})"
+    return [suite.value, name, shown, figure.kind.value, figure.method]
+
+
+def _suite(evidence: SuiteEvidence) -> dict[str, Any]:
+    failure = evidence.failure
+    return {
+        "suite": evidence.suite.value,
+        "outcome": evidence.outcome.value,
+        "seconds": round(evidence.seconds, 1),
+        "method": evidence.method,
+        "failure": _failure(failure.kind, failure.message, failure.last_lines) if failure else None,
+    }
+
+
+def _failure(kind: str, message: str, last_lines: Sequence[str]) -> dict[str, Any]:
+    return {"kind": kind, "message": message, "lastLines": list(last_lines)}
+
+
+def _short(milliseconds: float) -> float:
+    return float(f"{milliseconds:.{_SIGNIFICANT_DIGITS}g}")
