@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toto_compat.observe.events import Event, EventKind, Severity
@@ -332,12 +332,14 @@ noise = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\
 )
 
 
+@settings(deadline=None)
 @given(prefix=noise)
 def test_an_arbitrary_prefix_never_changes_the_events(prefix: str) -> None:
     for lines in (LIMIT, RECOMPILE, GRAPH_BREAK):
         assert essence(only(f"{prefix} {line}" for line in lines)) == essence(only(lines))
 
 
+@settings(deadline=None)
 @given(garbage=st.lists(noise, max_size=6), place=st.integers(0, 2))
 def test_garbage_between_the_lines_never_changes_the_events(garbage: list[str], place: int) -> None:
     for lines in (LIMIT, RECOMPILE):
@@ -345,6 +347,7 @@ def test_garbage_between_the_lines_never_changes_the_events(garbage: list[str], 
         assert essences(events_of(woven)) == essences(events_of(lines))
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=120), max_size=20))
 def test_garbage_alone_never_crashes_the_parser(lines: list[str]) -> None:
     events_of(lines)
@@ -354,6 +357,7 @@ fragments = st.sampled_from([*LIMIT, *RECOMPILE, *GRAPH_BREAK, "torch._dynamo hi
 pieces = st.tuples(st.sampled_from(PREFIXES), fragments, st.text(max_size=10)).map("".join)
 
 
+@settings(deadline=None)
 @given(st.lists(pieces, max_size=30))
 def test_any_mixture_of_fragments_reads_the_same_as_lines_and_as_bytes(lines: list[str]) -> None:
     text = "\n".join(lines).encode("utf-8", "replace")

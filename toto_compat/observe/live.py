@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, TracebackType
 from typing import Any, Self
+from unittest import mock
 
 import torch
 import torch._dynamo
@@ -237,11 +238,8 @@ def _every_graph_break_logged() -> Iterator[None]:
     if checker is None:
         yield
         return
-    checker.add = lambda _key: True
-    try:
+    with mock.patch.object(checker, "add", lambda _key: True):
         yield
-    finally:
-        del checker.add
 
 
 @contextmanager

@@ -59,7 +59,8 @@ _BEGINNING = re.compile(
 _LIMIT_REMAINDER = re.compile(r"^\s*(?:function: '|last reason: )")
 
 _CONTINUATION = re.compile(
-    r"function: '|last reason:|triggered by the following|- \d+/\d+|File \"|(?:Graph Break )?Reason: |torch\._dynamo\.exc\."
+    r"function: '|last reason:|triggered by the following|- \d+/\d+"
+    r"|File \"|(?:Graph Break )?Reason: |torch\._dynamo\.exc\."
 )
 _FUNCTION = re.compile(r"function: '(?P<name>[^']*)'(?:\s*\((?P<file>.+?):(?P<line>\d{1,9})\))?")
 _LOCATION = re.compile(r"\(?(?P<file>[^\s()]+\.\w+):(?P<line>\d{1,9})\)")

@@ -116,7 +116,7 @@ def analyze_logs(paths: Sequence[str]) -> Analysis:
 
 
 def _events_in(path: str, name: str) -> Iterator[Event]:
-    with _explained(name), _opened(path) as stream:
+    with explained(name), _opened(path) as stream:
         head = stream.peek(8192)[:8192]
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             yield from parse_lines(io.TextIOWrapper(stream, "utf-16", errors="replace"), name)
@@ -132,7 +132,7 @@ def _events_in(path: str, name: str) -> Iterator[Event]:
 @contextmanager
 def _opened(path: str) -> Iterator[io.BufferedReader]:
     if path == "-":
-        yield _unpacked(cast(io.BufferedReader, sys.stdin.buffer))
+        yield _unpacked(io.BufferedReader(cast(io.RawIOBase, sys.stdin.buffer)))
         return
     with Path(path).open("rb") as file:
         yield _unpacked(file)
@@ -145,7 +145,7 @@ def _unpacked(stream: io.BufferedReader) -> io.BufferedReader:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def explained(name: str) -> Iterator[None]:
     """Turn what can be wrong with a file into what to do about it."""
     try:
         yield
