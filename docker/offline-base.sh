@@ -41,10 +41,11 @@ if ! debootstrap --variant=minbase --include="$packages" "$suite" "$work/rootfs"
     tail -n 15 "$work/log" >&2
     exit 1
 fi
+python=$(basename "$(readlink -f "$work/rootfs/usr/bin/python3")" | sed 's/^python//')
 tar -C "$work/rootfs" -cf - \
     --exclude='./dev/*' --exclude='./proc/*' --exclude='./sys/*' \
     --exclude='./var/cache/apt/*' --exclude='./var/lib/apt/lists/*' \
     --exclude='./usr/share/doc/*' --exclude='./usr/share/man/*' --exclude='./usr/share/locale/*' \
     . | docker import -c 'ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8' \
-    -c 'LABEL toto-compat=base' -c 'CMD ["/bin/sh"]' - "$tag" >/dev/null
-echo "made $tag, $(docker image inspect --format '{{.Size}}' "$tag" | awk '{printf "%.0f MB", $1 / 1e6}')"
+    -c "LABEL toto-compat=base toto-compat.python=$python" -c 'CMD ["/bin/sh"]' - "$tag" >/dev/null
+echo "made $tag with Python $python, $(docker image inspect --format '{{.Size}}' "$tag" | awk '{printf "%.0f MB", $1 / 1e6}')"
