@@ -11,7 +11,10 @@ from toto_compat.errors import ExitCode, TotoCompatError
 
 # name -> (module:command, one line for --help). Kept here so that `toto-compat --help` imports nothing else.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "matrix": ("toto_compat.runtimes.command:matrix_command", "Run the cells of the matrix and say what can be compiled."),
+    "matrix": (
+        "toto_compat.runtimes.command:matrix_command",
+        "Run the cells of the matrix and say what can be compiled.",
+    ),
     "report": ("toto_compat.report.command:report_command", "Show a run: table, Markdown, HTML, JSON or JUnit."),
     "diff": ("toto_compat.report.command:diff_command", "Compare two runs: better, worse, newly missing."),
     "analyze": ("toto_compat.production.analyze:analyze_command", "Read production logs for compiler events."),
@@ -19,11 +22,17 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "schema": ("toto_compat.matrix.load:schema_command", "Print the JSON Schema of matrix.yaml."),
     "doctor": ("toto_compat.runtimes.doctor:doctor_command", "What this machine can run, and how to get the rest."),
     "images": ("toto_compat.runtimes.docker_image:images_command", "Container images: list, build, prune."),
-    "fetch": ("toto_compat.runtimes.wheelhouse:fetch_command", "Get the wheels of environments for a build without network."),
+    "fetch": (
+        "toto_compat.runtimes.wheelhouse:fetch_command",
+        "Get the wheels of environments for a build without network.",
+    ),
     "lock": ("toto_compat.runtimes.locks:lock_command", "Pin every package of environments with its hash."),
     "shell": ("toto_compat.runtimes.shell:shell_command", "An interactive shell in an environment's container."),
-    "repro": ("toto_compat.repro.command:repro_command", "Run a production incident again: reproduced, or what differed."),
-    "prune": ("toto_compat.runtimes.venv:prune_command", "Remove virtualenvs that no environment needs any more."),
+    "repro": (
+        "toto_compat.repro.command:repro_command",
+        "Run a production incident again: reproduced, or what differed.",
+    ),
+    "prune": ("toto_compat.runtimes.prune:prune_command", "Remove virtualenvs that no environment needs any more."),
 }
 
 

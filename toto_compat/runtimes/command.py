@@ -16,7 +16,7 @@ from types import FrameType
 import click
 
 from toto_compat.errors import EngineError, EnvironmentBuildError, ExitCode, InputError, TotoCompatError
-from toto_compat.evidence.schema import CellResult, Failure, Provenance
+from toto_compat.evidence.schema import CellResult, Failure, Outcome, Provenance
 from toto_compat.evidence.store import (
     CellStore,
     RunInfo,
@@ -456,12 +456,12 @@ def report(judged: Judged) -> ExitCode:
 def closing_lines(judged: Judged) -> Iterator[str]:
     ran = judged.ran
     for cell in ran.cells:
-        if cell.failure:
-            log = log_path(ran.run_folder, cell.cell)
-            yield f"could not be run: {cell.cell}: {cell.failure.kind}: {cell.failure.message}"
-            yield from (f"    {line}" for line in cell.failure.last_lines[-5:])
-            if log.exists():
-                yield f"    log: {log}"
+        log = log_path(ran.run_folder, cell.cell)
+        for what, failure in failures_of(cell):
+            yield f"could not be run: {what}: {failure.kind}: {failure.message}"
+            yield from (f"    {line}" for line in failure.last_lines[-5:])
+        if could_not_run(cell) and log.exists():
+            yield f"    log: {log}"
     reused = sum(cell.reused for cell in ran.cells)
     if reused:
         yield f"{reused} of {len(ran.cells)} cells are unchanged and come from the store (--fresh runs them again)"
@@ -500,8 +500,20 @@ def exit_code(judged: Judged) -> ExitCode:
     return ExitCode.REQUIREMENT if missed_requirements(judged) else ExitCode.OK
 
 
+def failures_of(cell: CellResult) -> Iterator[tuple[str, Failure]]:
+    """What kept a cell or one of its suites from being run; a failure that several suites share is told once."""
+    if cell.failure:
+        yield cell.cell, cell.failure
+    told: list[Failure] = []
+    for suite, evidence in cell.evidence.items():
+        failure = evidence.failure
+        if evidence.outcome is Outcome.ERROR and failure and failure not in told and failure != cell.failure:
+            told.append(failure)
+            yield f"{cell.cell}, {suite.value}", failure
+
+
 def could_not_run(cell: CellResult) -> bool:
-    return cell.failure is not None or any(evidence.outcome == "error" for evidence in cell.evidence.values())
+    return cell.failure is not None or any(evidence.outcome is Outcome.ERROR for evidence in cell.evidence.values())
 
 
 def say(text: str) -> None:

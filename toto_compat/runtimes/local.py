@@ -1,5 +1,6 @@
 """The local executor: spreads cells over this machine, some at a time."""
 
+import fcntl
 import queue
 import shutil
 import tempfile
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from toto_compat.errors import StorageError
 from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Provenance
@@ -16,6 +18,9 @@ from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
 
 _HEARTBEAT_SECONDS = 30.0
+IN_USE = "in-use.lock"
+_DOOR = "door.lock"  # held while a folder is made, so that nobody takes it for an abandoned one
+_LONGEST_GROUP_LOG = 5_000_000  # a compiler that logs every step must not fill results/
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ def run_cells(
     """Run all cells, `jobs` at a time; `on_finished` is called here, in the caller's thread, as each one ends.
 
     Ctrl-C stops the children; cells that had finished by then are still handed over."""
+    for leftover in abandoned_scratch(scratch):
+        shutil.rmtree(leftover, ignore_errors=True)
     free_gpus: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     for slot in range(jobs):
         free_gpus.put(gpus[slot % len(gpus)] if gpus else None)
@@ -103,9 +110,7 @@ def _run_in_scratch(
     """An empty folder of its own for every cell, gone afterwards; only the log is kept."""
     name = cell.request.cell
     try:
-        scratch.mkdir(parents=True, exist_ok=True)
-        # a short name: sockets below it have a limit on the length of their path
-        folder = Path(tempfile.mkdtemp(dir=scratch, prefix=""))
+        folder, in_use = _new_scratch_folder(scratch)
     except OSError as error:
         raise StorageError(
             f"{scratch}: no scratch folder for {name}: {error.strerror}",
@@ -123,5 +128,50 @@ def _run_in_scratch(
         )
     finally:
         if (folder / LOG_FILE).exists():
+            _append_group_logs(folder)
             keep_log(name, folder / LOG_FILE)
         shutil.rmtree(folder, ignore_errors=True)
+        in_use.close()
+
+
+def _new_scratch_folder(scratch: Path) -> tuple[Path, IO[str]]:
+    """An empty folder, and the open lock that says somebody is using it."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    with (scratch / _DOOR).open("w") as door:
+        fcntl.flock(door, fcntl.LOCK_SH)
+        # a short name: sockets below it have a limit on the length of their path
+        folder = Path(tempfile.mkdtemp(dir=scratch, prefix=""))
+        in_use = (folder / IN_USE).open("w")
+        fcntl.flock(in_use, fcntl.LOCK_EX)
+    return folder, in_use
+
+
+def abandoned_scratch(scratch: Path) -> list[Path]:
+    """Folders of cells whose runner was killed: the kernel has freed their locks."""
+    if not scratch.is_dir():
+        return []
+    abandoned = []
+    with (scratch / _DOOR).open("w") as door:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        for folder in sorted(path for path in scratch.iterdir() if path.is_dir()):
+            try:
+                with (folder / IN_USE).open("r+") as in_use:
+                    fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            except OSError:
+                pass
+            abandoned.append(folder)
+    return abandoned
+
+
+def _append_group_logs(folder: Path) -> None:
+    """What the processes inside the cell printed, into the one log that is kept."""
+    try:
+        with (folder / LOG_FILE).open("ab") as kept:
+            for log in sorted((folder / "work").glob("*.log"), key=lambda path: path.stat().st_mtime):
+                kept.write(f"\n--- {log.stem} ---\n".encode())
+                kept.write(log.read_bytes()[-_LONGEST_GROUP_LOG:])
+    except OSError:
+        # a full disk: the result says so already, and the log is as long as it could be
+        return

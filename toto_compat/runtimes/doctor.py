@@ -1,0 +1,213 @@
+"""`toto-compat doctor`: what this machine can run, and the command that would get each missing part."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+from toto_compat.errors import EnvironmentBuildError
+from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
+from toto_compat.matrix.schema import Device, Matrix
+from toto_compat.runtimes.machine import core_count, cpu_model, find_gpus
+from toto_compat.runtimes.pythons import compiler_version, find_compiler, find_python, how_to_get_python
+from toto_compat.runtimes.source import cache_folder
+from toto_compat.runtimes.venv import disk_needed, read_built, venv_folder
+
+_TIMEOUT_SECONDS = 3.0
+
+
+class State(StrEnum):
+    OK = "ok"
+    MISSING = "missing"
+    OPTIONAL = "optional"  # missing, but only some commands need it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part of the machine; `fix` is a command or a sentence, empty where nothing is to be done."""
+
+    part: str
+    state: State
+    found: str
+    fix: str = ""
+
+
+def examine(matrix: Matrix | None) -> Iterator[Finding]:
+    yield Finding("processor", State.OK, f"{cpu_model()}, {core_count()} cores")
+    yield examine_compiler()
+    yield from examine_environments(matrix)
+    yield examine_disk(matrix)
+    yield from examine_gpu()
+    yield from examine_docker()
+    yield examine_slurm()
+    yield examine_chromium()
+
+
+def examine_compiler() -> Finding:
+    try:
+        compiler = find_compiler()
+    except EnvironmentBuildError as error:
+        return Finding("C++ compiler", State.MISSING, error.message, error.hint)
+    return Finding("C++ compiler", State.OK, f"{compiler_version(compiler)} ({compiler})")
+
+
+def examine_environments(matrix: Matrix | None) -> Iterator[Finding]:
+    """Whether each environment's Python is here; builds nothing."""
+    if matrix is None:
+        yield Finding("environments", State.OPTIONAL, "no matrix.yaml here", "run it in the project's folder")
+        return
+    pythons: dict[str, Finding] = {}
+    for name, environment in matrix.environments.items():
+        minor = environment.python
+        if minor not in pythons:
+            pythons[minor] = examine_python(minor)
+        python = pythons[minor]
+        built = read_built(venv_folder(name, environment))
+        found = f"built, torch {built.torch}" if built else f"not built yet, {python.found}"
+        yield Finding(name, State.OK if built else python.state, found, "" if built else python.fix)
+
+
+def examine_python(minor: str) -> Finding:
+    try:
+        found = find_python(minor)
+    except EnvironmentBuildError as error:
+        return Finding(f"Python {minor}", State.MISSING, error.message, error.hint or how_to_get_python(minor))
+    return Finding(f"Python {minor}", State.OK, f"Python {found.version} at {found.executable}")
+
+
+def examine_disk(matrix: Matrix | None) -> Finding:
+    cache = cache_folder()
+    free = shutil.disk_usage(cache).free
+    found = f"{free / 10**9:.0f} GB free in {cache}"
+    environments = matrix.environments.values() if matrix else []
+    largest = max((disk_needed(environment) for environment in environments), default=2 * 10**9)
+    if free < largest:
+        fix = "`toto-compat prune`, or set TOTO_COMPAT_CACHE to a folder on another disk"
+        return Finding("disk", State.MISSING, f"{found}; an environment takes up to {largest / 10**9:.0f} GB", fix)
+    return Finding("disk", State.OK, found)
+
+
+def examine_gpu() -> Iterator[Finding]:
+    gpus = find_gpus()
+    if gpus:
+        for gpu in gpus:
+            yield Finding(f"GPU {gpu.index}", State.OK, f"{gpu.name} ({gpu.architecture}), driver {gpu.driver}")
+    elif shutil.which("nvidia-smi"):
+        fix = "`nvidia-smi` says why; after a driver update a restart is needed"
+        yield Finding("GPU", State.OPTIONAL, "nvidia-smi is here but finds no GPU", fix)
+    else:
+        fix = "CUDA rows need a machine with an NVIDIA GPU and its driver (`apt-get install nvidia-driver`)"
+        yield Finding("GPU", State.OPTIONAL, "none: no nvidia-smi", fix)
+    if gpus and not shutil.which("nvidia-ctk") and not shutil.which("nvidia-container-runtime"):
+        fix = "`apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure --runtime=docker`"
+        yield Finding("GPU in containers", State.OPTIONAL, "no NVIDIA container runtime", fix)
+    elif gpus:
+        yield Finding("GPU in containers", State.OK, "NVIDIA container runtime is installed")
+
+
+def examine_docker() -> Iterator[Finding]:
+    """Ask the socket itself: a `docker` program without an engine behind it is no use, and the reverse is enough."""
+    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    address = urlsplit(host)
+    if address.scheme == "unix":
+        yield _ask_socket(Path(address.path))
+    else:
+        answers = address.scheme != "tcp" or _tcp_answers(address.hostname or "", address.port or 2375)
+        state = State.OK if answers else State.OPTIONAL
+        found = f"DOCKER_HOST is {host}" + ("" if answers else ", which does not answer")
+        yield Finding("Docker engine", state, found, "" if answers else "check DOCKER_HOST, or unset it")
+
+
+def _ask_socket(path: Path) -> Finding:
+    part = "Docker engine"
+    install = "`apt-get install docker.io` and start the service; without it cells run in virtualenvs"
+    if not path.exists():
+        return Finding(part, State.OPTIONAL, f"no engine: {path} is not there", install)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_TIMEOUT_SECONDS)
+            connection.connect(str(path))
+            connection.sendall(b"GET /version HTTP/1.0\r\nHost: docker\r\n\r\n")
+            chunks = []
+            while chunk := connection.recv(65536):
+                chunks.append(chunk)
+        version = json.loads(b"".join(chunks).partition(b"\r\n\r\n")[2]).get("Version", "unknown")
+    except PermissionError:
+        user = os.environ.get("USER", "$USER")
+        fix = f"`sudo usermod -aG docker {user}`, then log in again"
+        return Finding(part, State.OPTIONAL, f"{path}: no permission to use the engine", fix)
+    except ConnectionRefusedError:
+        return Finding(part, State.OPTIONAL, f"{path} is stale: no engine behind it", "`systemctl start docker`")
+    except (OSError, ValueError, AttributeError) as error:
+        return Finding(part, State.OPTIONAL, f"{path} does not answer properly: {error}", "`systemctl restart docker`")
+    return Finding(part, State.OK, f"version {version} at {path}")
+
+
+def _tcp_answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=_TIMEOUT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def examine_slurm() -> Finding:
+    if not shutil.which("sbatch"):
+        return Finding("Slurm", State.OPTIONAL, "no sbatch", "only for --executor slurm: use a cluster's login node")
+    try:
+        done = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return Finding("Slurm", State.OPTIONAL, "sbatch is here, sinfo does not answer", "`sinfo` says why")
+    return Finding("Slurm", State.OK, done.stdout.strip() or "answers")
+
+
+def examine_chromium() -> Finding:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return Finding("Chromium", State.OK, found)
+    return Finding("Chromium", State.OPTIONAL, "none", "only for the browser tests: `apt-get install chromium`")
+
+
+def what_it_can_run(findings: list[Finding]) -> str:
+    """The closing sentence."""
+    broken = [finding.part for finding in findings if finding.state is State.MISSING]
+    has_gpu = any(finding.part.startswith("GPU ") and finding.part[4:].isdigit() for finding in findings)
+    where = (
+        "in containers"
+        if any(f.part == "Docker engine" and f.state is State.OK for f in findings)
+        else "in virtualenvs"
+    )
+    if any(part in ("C++ compiler", "disk") for part in broken):
+        return f"no cell can be run before this is fixed: {', '.join(broken)}"
+    what = f"`nox -s matrix` can run here {where}, on {Device.CUDA if has_gpu else Device.CPU}"
+    return what + (f"; not {', '.join(broken)}" if broken else "")
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@matrix_option
+def doctor_command(as_json: bool, matrix_file: Path | None) -> None:
+    """What this machine can run, and the command for each missing part."""
+    matrix = None
+    if matrix_file is not None or Path("matrix.yaml").exists():
+        matrix = load_matrix(find_matrix_file(matrix_file))
+    findings = list(examine(matrix))
+    closing = what_it_can_run(findings)
+    if as_json:
+        click.echo(json.dumps({"findings": [asdict(finding) for finding in findings], "summary": closing}, indent=2))
+        return
+    width = max(len(finding.part) for finding in findings)
+    marks = {State.OK: "ok", State.MISSING: "NO", State.OPTIONAL: "--"}
+    for finding in findings:
+        click.echo(f"{marks[finding.state]}  {finding.part:<{width}}  {finding.found}")
+        if finding.fix and finding.state is not State.OK:
+            click.echo(f"    {'':<{width}}  -> {finding.fix}")
+    click.echo(closing)
