@@ -83,8 +83,9 @@ def group_environment(request: CellRequest, group: Group) -> dict[str, str]:
     """Variables of a group process: compiler caches that start empty with the cell, and as many threads as allowed."""
     work = Path(request.work_folder)
     folders = {
-        "TORCHINDUCTOR_CACHE_DIR": work / "inductor",
-        "TRITON_CACHE_DIR": work / "triton",
+        # not `triton`: a folder of that name in the working directory would be imported instead of the package
+        "TORCHINDUCTOR_CACHE_DIR": work / "inductor-cache",
+        "TRITON_CACHE_DIR": work / "triton-cache",
         "TMPDIR": work / "tmp",
     }
     for folder in folders.values():
@@ -95,6 +96,9 @@ def group_environment(request: CellRequest, group: Group) -> dict[str, str]:
     # toto-ts is imported from packages that warn at import; a cell's log is for what the compiler says
     environment.setdefault("PYTHONWARNINGS", "ignore")
     environment["PYTHONUNBUFFERED"] = "1"
+    environment["PYTHONSAFEPATH"] = "1"  # the working directory is no place to import from
+    here = str(Path(__file__).parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (here, environment.get("PYTHONPATH", ""))))
     for name in ("TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         environment.pop(name, None)
     if group is Group.CUDAGRAPH:
@@ -112,16 +116,14 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
     interrupted: Failure | None = None
     try:
         for index, run in enumerate(runs):
-            say_suites(run, "start")
+            say_suites(request, run, "start")
             reason = reason_not_to_run(run, collected)
             if reason is not None:
                 collected.failures[run.name] = reason
             else:
-                remaining = max(0.0, deadline - time.monotonic())
-                # a group that hangs must leave time for the others to say something
-                allowance = remaining if index == len(runs) - 1 else remaining / 2
+                allowance = seconds_allowed(deadline - time.monotonic(), groups_left=len(runs) - index)
                 run_one_group(request, request_path, run, collected, allowance=allowance, command=command)
-            say_suites(run, "done")
+            say_suites(request, run, "done")
     except InterruptedCellError:
         interrupted = Failure(kind="interrupted", message="the cell was told to stop before it had finished")
     results = list(collected.results.values())
@@ -136,6 +138,11 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
         evidence={suite: evidence_of(suite, collected, runs) for suite in request.profile.suites},
         failure=interrupted,
     )
+
+
+def seconds_allowed(remaining: float, *, groups_left: int) -> float:
+    """Half of what is left, all of it for the last: a group that hangs leaves time for the others to say something."""
+    return max(0.0, remaining if groups_left == 1 else remaining / 2)
 
 
 def reason_not_to_run(run: GroupRun, collected: Collected) -> Failure | None:
@@ -281,9 +288,9 @@ def _cold_compile(collected: Collected) -> Figure:
     )
 
 
-def say_suites(run: GroupRun, what: str) -> None:
+def say_suites(request: CellRequest, run: GroupRun, what: str) -> None:
     """Progress for whoever started the cell."""
-    for suite in SUITES_OF_GROUP[run.group]:
+    for suite in (suite for suite in SUITES_OF_GROUP[run.group] if suite in request.profile.suites):
         print(f"::suite {suite.value} {what}", flush=True)  # noqa: T201 - this line is the protocol
 
 
