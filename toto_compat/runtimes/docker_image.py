@@ -1,0 +1,483 @@
+"""One image per environment, named by what is in it: Dockerfile, lock, base image. What exists is not built again."""
+
+import configparser
+import hashlib
+import io
+import subprocess
+import sys
+import tarfile
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import docker
+import docker.errors
+import requests
+from docker.models.images import Image
+
+from toto_compat.errors import EngineError, EnvironmentBuildError
+from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
+from toto_compat.matrix.schema import Environment
+from toto_compat.runtimes.engine import (
+    LABEL,
+    check_disk,
+    connect,
+    engine_facts,
+    engine_lost,
+    is_full_disk,
+    local_image,
+    registry_digest,
+)
+from toto_compat.runtimes.locks import (
+    DOCKER_FOLDER,
+    LAYERS,
+    Lock,
+    LockedPackage,
+    named_environments,
+    read_base_digests,
+    read_lock,
+    record_base_digest,
+)
+from toto_compat.runtimes.seam import OnLine
+from toto_compat.runtimes.source import cache_folder
+from toto_compat.runtimes.venv import build_lock
+from toto_compat.runtimes.wheelhouse import fetch_hint, fetch_wheels, verify_wheels, wheel_path
+
+OFFLINE_BASE = "toto-compat-base"
+REPOSITORY = "toto-compat"
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class BaseImage:
+    """The image an environment is built on, found on the engine."""
+
+    asked: str  # as matrix.yaml names it
+    reference: str  # what FROM gets
+    identity: str  # registry digest, or the image's id where no registry knows it
+    complete: bool  # has python, headers and compiler: no network is needed to prepare it
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """What the image of an environment is made of."""
+
+    environment_name: str
+    lock: Lock
+    base: BaseImage
+    dockerfile: bytes
+
+    @property
+    def identity(self) -> str:
+        parts = [self.dockerfile, self.lock.identity.encode(), self.base.identity.encode()]
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+    @property
+    def tag(self) -> str:
+        return f"{REPOSITORY}/{self.environment_name}:{self.identity[:16]}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {
+            LABEL: "environment",
+            f"{LABEL}.environment": self.environment_name,
+            f"{LABEL}.identity": self.identity,
+            f"{LABEL}.lock": self.lock.identity,
+            f"{LABEL}.base": f"{self.base.asked} {self.base.reference} {self.base.identity}",
+            f"{LABEL}.torch": self.lock.version_of("torch"),
+            f"{LABEL}.python": self.lock.python,
+        }
+
+
+# --- what it is built on ----------------------------------------------------------------------------------------------
+
+
+def find_base(client: docker.DockerClient, asked: str, python: str) -> BaseImage | None:
+    """The base as far as it is on the engine already: by its pinned digest, by its tag, or the offline base."""
+    digest = read_base_digests().get(asked)
+    references = [f"{_repository(asked)}@{digest}"] if digest else [asked]
+    for reference in references:
+        image = local_image(client, reference)
+        if image is not None:
+            return BaseImage(asked, reference, digest or _identity(image), complete=_is_complete(image, python))
+    for image in client.images.list(name=OFFLINE_BASE, filters={"label": f"{LABEL}=base"}):
+        if image.labels.get(f"{LABEL}.python") == python and image.tags:
+            return BaseImage(asked, image.tags[0], str(image.id), complete=True)
+    return None
+
+
+def resolve_base(client: docker.DockerClient, asked: str, python: str, say: OnLine) -> BaseImage:
+    """The base, pulled if need be; the first machine that reaches a registry writes its digest down."""
+    found = find_base(client, asked, python)
+    if found is not None and not found.reference.startswith(OFFLINE_BASE):
+        return found
+    digest = read_base_digests().get(asked) or registry_digest(client, asked)
+    if digest is not None:
+        reference = f"{_repository(asked)}@{digest}"
+        say(f"pulling {asked} ({digest[:19]})")
+        try:
+            client.images.pull(reference)
+        except (docker.errors.APIError, requests.exceptions.RequestException) as error:
+            say(f"{asked} cannot be pulled: {_reason(error)}")
+        else:
+            if asked not in read_base_digests():
+                record_base_digest(asked, digest)
+                say(f"{asked} is pinned now: commit docker/locks/base-images.yaml")
+            image = client.images.get(reference)
+            return BaseImage(asked, reference, digest, complete=_is_complete(image, python))
+    if found is not None:
+        say(f"{asked} is not here and no registry answers: using the offline base {found.reference}")
+        return found
+    raise EnvironmentBuildError(
+        f"the base image {asked} is not on the engine and no registry answers",
+        hint="`docker/offline-base.sh [SUITE]` makes a base image from Debian packages; the suite must have"
+        f" Python {python} (bookworm 3.11, trixie 3.13). Or `docker load` the image from a machine that has it",
+    )
+
+
+def _repository(image: str) -> str:
+    """'host:5000/name:tag' -> 'host:5000/name'."""
+    head, slash, last = image.partition("@")[0].rpartition("/")
+    return f"{head}{slash}{last.partition(':')[0]}"
+
+
+def _identity(image: Image) -> str:
+    digests = [digest.partition("@")[2] for digest in image.attrs.get("RepoDigests") or []]
+    return digests[0] if digests else str(image.id)
+
+
+def _is_complete(image: Image, python: str) -> bool:
+    return bool(image.labels.get(LABEL) == "base" and image.labels.get(f"{LABEL}.python") == python)
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "explanation", None) or str(error)
+    return str(text).splitlines()[0][:200]
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+
+
+def plan_image(client: docker.DockerClient, name: str, environment: Environment) -> ImagePlan | None:
+    """What the image would be, without any network; None if its base is not here yet."""
+    lock = read_lock(name, environment)
+    base = find_base(client, environment.base_image, lock.python)
+    return ImagePlan(name, lock, base, read_dockerfile()) if base else None
+
+
+def read_dockerfile() -> bytes:
+    path = DOCKER_FOLDER / "Dockerfile"
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"{path}: {error.strerror}", hint="images are built from a checkout of the project; or use --runtime venv"
+        ) from error
+
+
+def ensure_image(
+    client: docker.DockerClient,
+    name: str,
+    environment: Environment,
+    say: OnLine,
+    *,
+    rebuild: bool = False,
+    online: bool = False,
+) -> tuple[ImagePlan, Image]:
+    """The image of an environment, built only if it is not there. Two builders at once: the second waits."""
+    lock = read_lock(name, environment)
+    base = resolve_base(client, environment.base_image, lock.python, say)
+    plan = ImagePlan(name, lock, base, read_dockerfile())
+    image = local_image(client, plan.tag)
+    if image is not None and not rebuild:
+        return plan, image
+    folder = cache_folder() / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    with build_lock(folder / f"{name}.lock", name, say):
+        image = local_image(client, plan.tag)
+        if image is None or rebuild:
+            image = _build(client, plan, environment, say, folder / f"{name}.log", rebuild=rebuild, online=online)
+    return plan, image
+
+
+def disk_needed(lock: Lock) -> int:
+    """While it is built: the wheels in a stage, the packages unpacked from them in a stage and in the image."""
+    return 2 * 10**9 + lock.download_bytes * 6
+
+
+def _build(
+    client: docker.DockerClient,
+    plan: ImagePlan,
+    environment: Environment,
+    say: OnLine,
+    log: Path,
+    *,
+    rebuild: bool,
+    online: bool,
+) -> Image:
+    name, lock = plan.environment_name, plan.lock
+    check_disk(name, disk_needed(lock), engine_facts(client))
+    if not online:
+        fetch_wheels(lock, environment, say)
+        verify_wheels(lock.packages)
+    say(f"{name}: building {plan.tag} on {plan.base.reference}; output in {log}")
+    started = time.monotonic()
+    log.write_bytes(b"")
+    arguments = {"BASE_IMAGE": plan.base.reference, "PYTHON_VERSION": lock.python}
+    if rebuild:
+        arguments["REBUILD"] = uuid.uuid4().hex
+    # The system stage alone may need a network, for apt: with it in the cache the rest is built without one.
+    system = {"target": "system", "nocache": rebuild, "network_mode": "none" if plan.base.complete else None}
+    whole = {"tag": plan.tag, "labels": plan.labels, "network_mode": None if online else "none"}
+    try:
+        _stream_build(client, plan, tar_stream(_system_context(plan)), {**system, "buildargs": arguments}, log)
+        context = tar_stream(_context(plan, online=online))
+        _stream_build(client, plan, context, {**whole, "buildargs": arguments}, log)
+        image = client.images.get(plan.tag)
+    except (requests.exceptions.RequestException, OSError) as error:
+        raise engine_lost(error) from error
+    except EnvironmentBuildError:
+        _drop_stages(client, "stage", "stage-toto", "stage-torch")
+        raise
+    # An online build had the user's index settings in its stages, which may hold a password.
+    _drop_stages(client, *(("stage-torch", "stage-toto") if online else ("stage-torch",)))
+    say(f"{name}: image of {image.attrs['Size'] / 1e9:.2f} GB built in {time.monotonic() - started:.0f} s")
+    return image
+
+
+def _stream_build(
+    client: docker.DockerClient, plan: ImagePlan, context: Iterator[bytes], options: dict[str, Any], log: Path
+) -> None:
+    """Send the context, write the output to the log; the engine reports failure as one more event."""
+    last: deque[str] = deque(maxlen=12)
+    try:
+        events = client.api.build(
+            fileobj=context,  # type: ignore[arg-type]  # requests streams any iterator of bytes
+            custom_context=True,
+            rm=True,
+            forcerm=True,
+            decode=True,
+            **options,
+        )
+        with log.open("a", encoding="utf-8") as file:
+            for event in events:
+                text = str(event.get("error") or event.get("stream") or event.get("status") or "")
+                file.write(text)
+                file.flush()
+                last.extend(line for line in text.splitlines() if line.strip())
+                if "error" in event:
+                    raise blame_build(plan, list(last), log)
+    except docker.errors.APIError as error:
+        if is_full_disk(str(error)):
+            raise blame_build(plan, [str(error)], log) from error
+        raise EnvironmentBuildError(
+            f"{plan.environment_name}: the engine refuses to build: {_reason(error)}",
+            hint=f"check docker/Dockerfile; the output so far is in {log}",
+        ) from error
+
+
+def blame_build(plan: ImagePlan, last: Sequence[str], log: Path) -> EnvironmentBuildError:
+    """What made a build fail, from its last lines."""
+    name, text = plan.environment_name, "\n".join(last)
+    if is_full_disk(text):
+        return EnvironmentBuildError(
+            f"{name}: the engine's disk is full",
+            hint="`toto-compat images prune` and `docker system df`; nothing of this build was kept",
+        )
+    said = [line.removeprefix("toto-compat: ") for line in last if line.startswith("toto-compat: ")]
+    if said:
+        return EnvironmentBuildError(
+            f"{name}: {'; '.join(said)}",
+            hint=f"take a base image with Python {plan.lock.python}, or one whose apt mirror can be reached",
+        )
+    if "DO NOT MATCH THE HASHES" in text:
+        message = f"{name}: a wheel does not match the hash in its lock"
+    else:
+        message = f"{name}: the image could not be built"
+    shown = "\n    ".join(line[:300] for line in last)
+    return EnvironmentBuildError(f"{message}:\n    {shown}", hint=f"{fetch_hint(text, name)}; all output is in {log}")
+
+
+def _drop_stages(client: docker.DockerClient, *values: str) -> None:
+    """Remove untagged stage images of ours; one that another build uses right now stays."""
+    for value in values:
+        try:
+            client.images.prune(filters={"dangling": True, "label": f"{LABEL}={value}"})
+        except (docker.errors.APIError, requests.exceptions.RequestException):
+            return
+
+
+# --- the context ------------------------------------------------------------------------------------------------------
+
+Entry = tuple[str, bytes | Path]
+
+
+def _system_context(plan: ImagePlan) -> Iterator[Entry]:
+    yield "Dockerfile", plan.dockerfile
+
+
+def _context(plan: ImagePlan, *, online: bool) -> Iterator[Entry]:
+    """Dockerfile, locks, and either the wheels or the way to an index."""
+    yield "Dockerfile", plan.dockerfile
+    settings, certificates = pip_settings() if online else ("", b"")
+    yield "pip/pip.conf", settings.encode()
+    yield "pip/ca.crt", certificates
+    for layer in LAYERS:
+        packages = plan.lock.layer(layer)
+        yield f"{layer}/lock.txt", lock_text(packages)
+        if not online:
+            for package in packages:
+                yield f"{layer}/wheels/{package.file}", wheel_path(package)
+
+
+def lock_text(packages: Sequence[LockedPackage]) -> bytes:
+    return "".join(f"{package.requirement}\n" for package in packages).encode()
+
+
+def tar_stream(entries: Iterator[Entry]) -> Iterator[bytes]:
+    """A tar archive as it is read: gigabytes of wheels go through neither memory nor a temporary file."""
+    for name, content in entries:
+        header = tarfile.TarInfo(name)
+        header.size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        header.mode = 0o644
+        yield header.tobuf(tarfile.GNU_FORMAT)
+        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+        yield bytes(-header.size % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def pip_settings() -> tuple[str, bytes]:
+    """The user's index settings as a pip.conf for a build, and the certificates they need.
+
+    Folders of this machine are left out: a build does not see them."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
+    settings: dict[str, str] = {}
+    for line in listed.splitlines():
+        key, _, value = line.partition("=")
+        settings[key.rpartition(".")[2]] = value.strip("'\"").replace("\\n", " ")
+    kept: dict[str, str] = {}
+    for key in ("index-url", "extra-index-url", "trusted-host", "timeout", "default-timeout", "retries"):
+        words = [word for word in settings.get(key, "").split() if not word.startswith("file:")]
+        if words:
+            kept[key] = " ".join(words)
+    certificates = b""
+    if settings.get("cert"):
+        try:
+            certificates = Path(settings["cert"]).read_bytes()
+        except OSError as error:
+            raise EnvironmentBuildError(
+                f"pip's certificate bundle {settings['cert']} cannot be read: {error.strerror}",
+                hint="correct `pip config get global.cert` or PIP_CERT",
+            ) from error
+        kept["cert"] = "/build/pip/ca.crt"
+    parser = configparser.ConfigParser(interpolation=None)
+    parser["global"] = kept
+    text = io.StringIO()
+    parser.write(text)
+    return text.getvalue(), certificates
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@click.group("images", invoke_without_command=True)
+@click.pass_context
+def images_command(context: click.Context) -> None:
+    """Container images of the environments. Without a subcommand: list them."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_images)
+
+
+@images_command.command("list")
+@matrix_option
+def list_images(matrix_file: Path | None = None) -> None:
+    """Every image that was made here: environment, size, and whether it is what matrix.yaml asks for now."""
+    from tabulate import tabulate
+
+    matrix = load_matrix(find_matrix_file(matrix_file))
+    with connect() as client:
+        current = current_tags(client, matrix.environments)
+        rows = []
+        for image in own_images(client):
+            tag = (image.tags or ["<untagged>"])[0]
+            state = "current" if tag in current else "base" if image.labels.get(LABEL) == "base" else "not needed"
+            torch = image.labels.get(f"{LABEL}.torch", "")
+            rows.append([tag, torch, f"{image.attrs['Size'] / 1e9:.2f} GB", image.attrs["Created"][:10], state])
+    click.echo(tabulate(rows, headers=["image", "torch", "size", "built", ""]) if rows else "no images were made yet")
+
+
+@images_command.command("build")
+@click.argument("environments", nargs=-1, required=True)
+@click.option("--rebuild", is_flag=True, help="Build also what is there already, from the first step on.")
+@click.option(
+    "--online", is_flag=True, help="Let pip in the build download the wheels, instead of fetching them first."
+)
+@matrix_option
+def build_images(environments: tuple[str, ...], rebuild: bool, online: bool, matrix_file: Path | None) -> None:
+    """Build the images of ENVIRONMENTS from their locks."""
+    matrix = load_matrix(find_matrix_file(matrix_file))
+    with connect() as client:
+        for name, environment in named_environments(matrix, environments).items():
+            started = time.monotonic()
+            plan, image = ensure_image(client, name, environment, click.echo, rebuild=rebuild, online=online)
+            click.echo(f"{plan.tag}  {image.attrs['Size'] / 1e9:.2f} GB  {time.monotonic() - started:.1f} s")
+
+
+@images_command.command("prune")
+@click.option("--all", "everything", is_flag=True, help="Also the images that matrix.yaml needs, and the offline base.")
+@matrix_option
+def prune_images(everything: bool, matrix_file: Path | None) -> None:
+    """Remove images that no environment of matrix.yaml needs any more. Only what toto-compat made."""
+    from toto_compat.runtimes.docker_run import remove_leftovers
+
+    matrix = load_matrix(find_matrix_file(matrix_file))
+    with connect() as client:
+        for left in remove_leftovers(client):
+            click.echo(f"removed {left}")
+        keep = set() if everything else current_tags(client, matrix.environments)
+        freed = 0
+        for image in own_images(client):
+            if not everything and (image.labels.get(LABEL) == "base" or keep.intersection(image.tags)):
+                continue
+            for tag in image.tags or [str(image.id)]:
+                try:
+                    client.images.remove(tag)
+                except docker.errors.APIError as error:
+                    click.echo(f"kept {tag}: {_reason(error)}", err=True)
+                else:
+                    freed += image.attrs["Size"]
+                    click.echo(f"removed {tag}, {image.attrs['Size'] / 1e9:.2f} GB")
+        _drop_stages(client, "stage-torch", "stage-toto", "stage")
+    click.echo(f"images of {freed / 1e9:.2f} GB removed (layers they share with others stay)")
+
+
+def own_images(client: docker.DockerClient) -> list[Image]:
+    """Tagged images with our label, newest first; untagged ones are stages of a build."""
+    try:
+        images = client.images.list(filters={"label": LABEL})
+    except docker.errors.APIError as error:
+        raise EngineError(f"the engine does not list its images: {_reason(error)}") from error
+    tagged = [image for image in images if image.tags]
+    return sorted(tagged, key=lambda image: str(image.attrs["Created"]), reverse=True)
+
+
+def current_tags(client: docker.DockerClient, environments: dict[str, Environment]) -> set[str]:
+    """The tags that matrix.yaml and the locks stand for now; an environment without a lock needs none."""
+    tags = set()
+    for name, environment in environments.items():
+        try:
+            plan = plan_image(client, name, environment)
+        except EnvironmentBuildError:
+            continue
+        if plan is not None:
+            tags.add(plan.tag)
+    return tags

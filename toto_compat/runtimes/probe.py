@@ -1,0 +1,137 @@
+"""What an environment's container can do, asked from inside it before its first cell, with a cell's own hardening.
+
+`python -m toto_compat.runtimes.probe <answer.json>`. Standard library and torch; every check is tried, none stops the rest.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+NONCE_FILE = "nonce"
+ANSWER_FILE = "probe.json"
+
+
+def facts() -> dict[str, Any]:
+    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
+    interfaces = Path("/proc/net/dev").read_text().splitlines()[2:]
+    return {
+        "uid": os.getuid(),
+        "capabilities": {name: status[name].strip() for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")},
+        "no_new_privileges": status.get("NoNewPrivs", "").strip(),
+        "interfaces": [line.partition(":")[0].strip() for line in interfaces],
+        "routes": len(Path("/proc/net/route").read_text().splitlines()) - 1,
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "memory_max": read_first("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        "pids_max": read_first("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"),
+        "shm_bytes": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize,  # noqa: S108
+        "tmp_bytes": os.statvfs("/tmp").f_blocks * os.statvfs("/tmp").f_frsize,  # noqa: S108
+    }
+
+
+def read_first(*paths: str) -> str:
+    for path in paths:
+        try:
+            return Path(path).read_text().strip()
+        except OSError:
+            continue
+    return ""
+
+
+def nonce() -> str:
+    return Path(NONCE_FILE).read_text().strip()
+
+
+def root_is_read_only() -> bool:
+    try:
+        Path("/opt/toto-compat-probe").touch()
+    except OSError:
+        return True
+    return False
+
+
+def torch_build() -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "architectures": list(torch.cuda.get_arch_list()) if torch.version.cuda else [],
+        "cuda_available": torch.cuda.is_available(),
+    }
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        found |= {
+            "gpu": torch.cuda.get_device_name(),
+            "architecture": f"sm_{major}{minor}",
+            "gpus": torch.cuda.device_count(),
+        }
+    return found
+
+
+def compiled_kernel() -> str:
+    """One inductor kernel: C++ on a CPU, Triton on a GPU."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def scaled(x: Any) -> Any:
+        return (x * 2 + 1).relu().sum()
+
+    found = float(torch.compile(scaled, fullgraph=True)(torch.ones(64, device=device)))
+    if found != 192.0:
+        raise RuntimeError(f"a compiled kernel gave {found} instead of 192")
+    return device
+
+
+def captured_graph() -> str:
+    """One CUDA graph, captured and replayed; not applicable without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "not applicable"
+    x = torch.zeros(8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y = x + 1
+    x.fill_(41.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    if float(y[0]) != 42.0:
+        raise RuntimeError(f"a replayed CUDA graph gave {float(y[0])} instead of 42")
+    return "replayed"
+
+
+CHECKS: dict[str, Callable[[], Any]] = {
+    "nonce": nonce,
+    "facts": facts,
+    "root_is_read_only": root_is_read_only,
+    "torch": torch_build,
+    "compiled_kernel": compiled_kernel,
+    "captured_graph": captured_graph,
+}
+
+
+def main(arguments: list[str]) -> int:
+    Path(os.environ.get("HOME", "/tmp")).mkdir(parents=True, exist_ok=True)  # noqa: S108
+    answer: dict[str, Any] = {"ok": {}, "failed": {}}
+    for name, check in CHECKS.items():
+        try:
+            answer["ok"][name] = check()
+        except Exception as error:  # whatever it is, it is the answer
+            answer["failed"][name] = f"{type(error).__name__}: {error}"[-1500:]
+    text = json.dumps(answer)
+    try:
+        Path(arguments[0]).write_text(text)
+    except OSError as error:
+        print(f"::probe-unwritable {error}", flush=True)  # noqa: T201
+    # also in the log: where the folder is not shared, this is the only way out
+    print(f"::probe {text}", flush=True)  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
