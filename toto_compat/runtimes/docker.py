@@ -24,6 +24,7 @@ from toto_compat.evidence.provenance import (
 from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Provenance
 from toto_compat.evidence.store import utc_now, write_model
 from toto_compat.matrix.schema import Device, Environment, Limits
+from toto_compat.runtimes import probe
 from toto_compat.runtimes.cell_process import CELL_COMMAND, REQUEST_FILE, RESULT_FILE, collect_result
 from toto_compat.runtimes.docker_image import ensure_image, plan_image
 from toto_compat.runtimes.docker_run import (
@@ -49,7 +50,7 @@ from toto_compat.runtimes.probe import ANSWER_FILE, NONCE_FILE
 from toto_compat.runtimes.seam import OnLine, PreparedEnvironment
 from toto_compat.runtimes.source import cache_folder
 
-_PROBE_COMMAND = (PYTHON, "-m", "toto_compat.runtimes.probe", ANSWER_FILE)
+_PROBE_INSIDE = f"{INPUT_FOLDER}/probe/probe.py"
 _PROBE_SECONDS = 600.0  # on a loaded machine a first compile takes minutes
 
 
@@ -128,7 +129,8 @@ class DockerRuntime:
                 (folder / NONCE_FILE).write_text(nonce)
                 job = ContainerJob(
                     image=image,
-                    command=_PROBE_COMMAND,
+                    command=(PYTHON, "-I", _PROBE_INSIDE, ANSWER_FILE),
+                    inputs={Path(probe.__file__).resolve(): _PROBE_INSIDE},
                     folder=folder,
                     source=self._source,
                     environment={"TORCHINDUCTOR_CACHE_DIR": f"{CELL_FOLDER}/inductor"},

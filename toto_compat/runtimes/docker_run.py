@@ -22,6 +22,7 @@ from docker.types import DeviceRequest, Mount
 
 from toto_compat.errors import EngineError, StorageError
 from toto_compat.matrix.schema import Limits
+from toto_compat.runtimes import supervise
 from toto_compat.runtimes.cell_process import LOG_FILE, ProcessEnd, bytes_of
 from toto_compat.runtimes.engine import LABEL, engine_lost, is_lost
 from toto_compat.runtimes.seam import OnLine
@@ -30,7 +31,7 @@ CELL_FOLDER = "/toto-compat/cell"  # the only writable place that outlives the c
 SOURCE_FOLDER = "/toto-compat/source"
 INPUT_FOLDER = "/toto-compat/inputs"
 PYTHON = "/opt/venv/bin/python"
-SUPERVISOR = f"{SOURCE_FOLDER}/toto_compat/runtimes/supervise.py"
+SUPERVISOR = f"{INPUT_FOLDER}/supervise/supervise.py"
 FIXED_UID = 10001  # of a cell that root starts: no cell runs as root
 
 _LAST_LINES = 25
@@ -67,7 +68,7 @@ def invoking_identity() -> Identity:
 
 @dataclass(frozen=True)
 class ContainerJob:
-    """One command in one container: `folder` is CELL_FOLDER in there, `inputs` (path here: path there) are read-only."""
+    """One command in one container: `folder` is CELL_FOLDER in there, `inputs` (path here, path there) read-only."""
 
     image: str
     command: tuple[str, ...]
@@ -83,6 +84,11 @@ class ContainerJob:
     timeout: float = 3600.0
     copy: bool = False  # the engine does not see this machine's files: they are copied in and out
     identity: Identity = field(default_factory=invoking_identity)
+
+    @property
+    def all_inputs(self) -> dict[Path, str]:
+        """The supervisor is none of the staged source: it belongs to the runtime, not to the cell."""
+        return {Path(supervise.__file__).resolve(): SUPERVISOR, **self.inputs}
 
 
 @dataclass(frozen=True)
@@ -360,7 +366,7 @@ class _prepared_files:  # noqa: N801 - a context manager with state, used like a
                 give_to(job.folder, job.identity.uid, job.identity.gid)
             binds = [Mount(CELL_FOLDER, str(job.folder), type="bind")]
             binds.append(Mount(SOURCE_FOLDER, str(job.source), type="bind", read_only=True))
-            binds += [Mount(inside, str(path), type="bind", read_only=True) for path, inside in job.inputs.items()]
+            binds += [Mount(inside, str(path), type="bind", read_only=True) for path, inside in job.all_inputs.items()]
             return binds
         try:
             return self._fill_volumes()
@@ -392,7 +398,7 @@ class _prepared_files:  # noqa: N801 - a context manager with state, used like a
             for inside, path, owner in (
                 (CELL_FOLDER, job.folder, own),
                 (SOURCE_FOLDER, job.source, (0, 0)),
-                *((inside, path, (0, 0)) for path, inside in job.inputs.items()),
+                *((inside, path, (0, 0)) for path, inside in job.all_inputs.items()),
             ):
                 carrier.put_archive(str(root), _pack(path, str(Path(inside).relative_to(root)), owner))
         finally:

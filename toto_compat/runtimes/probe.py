@@ -1,6 +1,6 @@
 """What an environment's container can do, asked from inside it before its first cell, with a cell's own hardening.
 
-`python -m toto_compat.runtimes.probe <answer.json>`. Standard library and torch; every check is tried, none stops the rest.
+`python -I probe.py <answer.json>`. Standard library and torch only; every check is tried, none stops the others.
 """
 
 import json
