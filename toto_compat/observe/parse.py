@@ -37,9 +37,7 @@ _TOKENS = (
     "Recompiling",
     "_maybe_guard_rel",
     "torch.compile for",
-    "graph partitions",
-    "last reason: ",
-    "function: '",
+    "convert_frame.py:",
 )
 _BYTE_TOKENS = tuple(token.encode() for token in _TOKENS)
 
@@ -82,7 +80,7 @@ _PATIENCE = 40
 _MOST_OPEN = 64
 _MOST_REASONS = 16
 _MOST_FRAMES = 64
-_CHUNK = 1 << 20
+_CHUNK = 1 << 17  # small, since a block in which something begins is looked at line by line
 
 
 @dataclass(slots=True)
