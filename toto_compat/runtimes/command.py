@@ -1,6 +1,5 @@
 """`toto-compat matrix`: load, select, plan, prepare, run, judge, report; each step takes what the last one returned."""
 
-import importlib.util
 import json
 import platform
 import shutil
@@ -54,6 +53,7 @@ class Asked:
     device: str
     jobs: int | None
     fresh: bool
+    rebuild: bool
     run: str | None
     require: tuple[str, ...]
     dry_run: bool
@@ -113,6 +113,7 @@ class Judged:
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), help="Cells at a time.  [default: one per GPU, on a CPU up to 2]")
 @click.option("--fresh", is_flag=True, help="Run every cell again, also those that did not change.")
+@click.option("--rebuild", is_flag=True, help="Build container images anew, also those that are there.")
 @click.option("--run", "run_name", metavar="NAME", help="Name of the run's folder in results/.")
 @click.option("--require", multiple=True, metavar="SELECTOR", help="Fail (exit code 7) unless these rows are PASS.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
@@ -128,6 +129,7 @@ def matrix_command(
     device: str,
     jobs: int | None,
     fresh: bool,
+    rebuild: bool,
     run_name: str | None,
     require: tuple[str, ...],
     dry_run: bool,
@@ -147,6 +149,7 @@ def matrix_command(
         device=device,
         jobs=jobs,
         fresh=fresh,
+        rebuild=rebuild,
         run=run_name,
         require=require,
         dry_run=dry_run,
@@ -216,7 +219,7 @@ def plan_run(selected: Selected) -> Planned:
     if asked.executor == "slurm":
         raise EngineError("--executor slurm is not available in this version", hint="--executor local runs cells here")
     source, source_hash = stage_source()
-    runtime = choose_runtime(asked.runtime, source, source_hash)
+    runtime = choose_runtime(selected, source, source_hash)
     store = CellStore(cache_folder() / "evidence")
     checkpoint = checkpoint_folder(selected)
     requests = [
@@ -243,19 +246,19 @@ def plan_run(selected: Selected) -> Planned:
     )
 
 
-def choose_runtime(asked: str, source: Path, source_hash: str) -> Runtime:
-    """docker where an engine answers, else venv. The container runtime is looked up by name: it may not be there."""
-    if asked != "venv" and importlib.util.find_spec("toto_compat.runtimes.docker") is not None:
-        docker = importlib.import_module("toto_compat.runtimes.docker")
+def choose_runtime(selected: Selected, source: Path, source_hash: str) -> Runtime:
+    """docker where an engine answers, else venv."""
+    asked = selected.asked
+    if asked.runtime != "venv":
+        from toto_compat.runtimes.docker import DockerRuntime
+
         try:
-            runtime: Runtime = docker.docker_runtime(source, source_hash)
+            return DockerRuntime(
+                source, source_hash, limits=selected.matrix.limits, device=selected.device, rebuild=asked.rebuild
+            )
         except EngineError:
-            if asked == "docker":
+            if asked.runtime == "docker":
                 raise
-        else:
-            return runtime
-    if asked == "docker":
-        raise EngineError("--runtime docker is not available in this version", hint="--runtime venv runs cells here")
     return VenvRuntime(source, source_hash)
 
 

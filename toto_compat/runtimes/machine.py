@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from toto_compat.errors import EnvironmentBuildError
 from toto_compat.matrix.schema import Device
 from toto_compat.runtimes.pythons import compiler_version, find_compiler
 
@@ -53,7 +54,11 @@ def core_count() -> int:
 
 def machine_identity(device: Device) -> str:
     """Part of a result's key: a result of another processor, compiler, GPU or driver is another result."""
-    parts = [platform.system(), platform.machine(), cpu_model(), str(core_count()), compiler_version(find_compiler())]
+    try:
+        compiler = compiler_version(find_compiler())
+    except EnvironmentBuildError:
+        compiler = ""  # a container brings its own
+    parts = [platform.system(), platform.machine(), cpu_model(), str(core_count()), compiler]
     if device is Device.CUDA:
         parts += [f"{gpu.name} {gpu.driver}" for gpu in find_gpus()]
     return " | ".join(parts)
