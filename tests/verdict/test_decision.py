@@ -50,7 +50,8 @@ def test_enable_names_environment_cache_mode_releases_and_break_even() -> None:
     for part in ("torch-2.9.0-cu128", "fixed_size", "reduce-overhead", "good since 2.8.0"):
         assert part in found.sentence
     assert found.break_even_cold is not None and found.break_even_cold.value
-    assert settings_to_copy(found)[:3] == (
+    assert settings_to_copy(found)[:4] == (
+        "# with the KV cache fixed_size",
         "TOTO_DISABLE_COMPILE=0",
         "TOTO_COMPILE=1",
         "TOTO_COMPILE_MODE=reduce-overhead",

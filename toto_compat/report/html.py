@@ -14,15 +14,14 @@ from packaging.version import Version
 from toto_compat.evidence.schema import Figure
 from toto_compat.evidence.store import write_atomically
 from toto_compat.matrix.schema import Device, Gate, Suite
-from toto_compat.report.compatibility import row as compatibility_row
 from toto_compat.report.page_data import (
     PastRow,
     as_past_row,
     cell_details,
+    cell_name,
     grid_of,
     history_of,
     provenance_facts,
-    row_name,
     trend_points,
 )
 from toto_compat.report.plots import MOST_SERIES, Point, Series, distribution_frame, latency_frame, trend_plot
@@ -46,6 +45,8 @@ _TRENDS = (
     ("compile time", Suite.SPEED, "cold_compile_s", "cold compile, seconds"),
 )
 
+_MOST_RUNS = 12  # more do not fit beside each other
+
 
 def write_html(judged: JudgedRun, path: Path, *, results: Path | None = None) -> None:
     """Write the page. `results` is where other runs lie, for the history; None: no history."""
@@ -64,7 +65,7 @@ def render_page(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -> 
         _embedded_json(
             cell_details(
                 cell,
-                [*history.get(row_name(compatibility_row(cell)), ()), as_past_row(cell, info)],
+                [*history.get(cell_name(cell), ()), as_past_row(cell, info)],
                 numbers[position],
             )
         )
@@ -99,7 +100,10 @@ def _csp_hash(script: str) -> str:
 
 def _embedded_json(document: Any) -> str:
     """JSON that can stand inside a script element: no '<' can end the element or open a comment."""
-    text = json.dumps(_plain(document), separators=(",", ":"), allow_nan=False)
+    try:
+        text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # NaN and infinities are rare: only then is the document walked through
+        text = json.dumps(_plain(document), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -180,9 +184,10 @@ def _trends(judged: JudgedRun) -> list[dict[str, str]]:
 
 
 def _series(contenders: Sequence[Contender], suite: Suite, name: str) -> list[Series]:
-    found = [Series(contender.name, _points(trend_points(contender, suite, name))) for contender in contenders]
-    # with more contenders than colours, those tried on most releases say most about a trend
-    return sorted((line for line in found if line.points), key=lambda line: -len(line.points))[:MOST_SERIES]
+    # with more contenders than colours, those that passed somewhere and were tried on most releases come first
+    ordered = sorted(contenders, key=lambda contender: (contender.newest_pass is None, -len(contender.cells)))
+    found = [Series(contender.name, _points(trend_points(contender, suite, name))) for contender in ordered]
+    return [line for line in found if line.points][:MOST_SERIES]
 
 
 def _points(figures: Sequence[tuple[str, Figure]]) -> tuple[Point, ...]:
@@ -199,25 +204,32 @@ def _left_out(found: DeviceDecision, series: Sequence[Series]) -> str:
 
 
 def _history_plot(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -> str:
-    """Speedup of the cells of this run over the runs that had them."""
-    lines = []
-    order: dict[tuple[str, str], None] = {}
-    info = judged.run.info
-    for cell in judged.cells:
-        past = [*history.get(row_name(compatibility_row(cell)), ()), as_past_row(cell, info)]
-        points = [(found, found.speedup) for found in past if found.speedup is not None]
-        if len(points) > 1:
-            lines.append((cell.result.cell, points))
-    chosen = sorted(lines, key=lambda line: -len(line[1]))[:MOST_SERIES]
-    for _, points in chosen:
-        order.update(dict.fromkeys((found.date, found.run) for found, _ in points))
-    if not chosen:
+    """Speedup of cells of this run over the runs that had them; cells that pass come first."""
+    lines: list[tuple[str, list[PastRow]]] = []
+    for cell in sorted(judged.cells, key=lambda cell: cell.verdict is not Status.PASS):
+        past = [*history.get(cell_name(cell), ()), as_past_row(cell, judged.run.info)]
+        timed = [found for found in past if found.speedup is not None]
+        if len(timed) > 1:
+            lines.append((cell.result.cell, timed))
+    chosen = lines[:MOST_SERIES]
+    runs = sorted({(found.date, found.run) for _, timed in chosen for found in timed})[-_MOST_RUNS:]
+    if not runs:
         return ""
-    recent = sorted(order)[-12:]
-    names = [run for _, run in recent]
+    labels = _run_labels(runs)
     series = [
-        Series(name, tuple(Point(found.run, value) for found, value in points if found.run in names))
-        for name, points in chosen
+        Series(name, tuple(Point(labels[found.run], found.speedup or 0.0) for found in timed if found.run in labels))
+        for name, timed in chosen
     ]
-    label = "Speedup over runs"
-    return trend_plot(series, order=names, y_label="upstream eager / compiled", label=label, prefix="history")
+    order = list(labels.values())
+    return trend_plot(
+        series, order=order, y_label="upstream eager / compiled", label="Speedup over runs", prefix="history"
+    )
+
+
+def _run_labels(runs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Runs by their date, numbered where a day had several."""
+    labels: dict[str, str] = {}
+    for date, run in runs:
+        number = 1 + sum(label.partition(" ")[0] == date for label in labels.values())
+        labels[run] = date if number == 1 else f"{date} #{number}"
+    return labels

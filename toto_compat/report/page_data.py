@@ -22,6 +22,7 @@ from toto_compat.verdict.judged_run import JudgedRun, load_judged_run
 
 # enough to tell a spike from noise; more digits only make the page larger
 _SIGNIFICANT_DIGITS = 4
+_GATE_NAMES = frozenset(gate.value for gate in Gate)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def cell_details(cell: JudgedCell, history: Sequence[PastRow], provenance_number
             _figure_row(suite, name, figure)
             for suite, evidence in result.evidence.items()
             for name, figure in evidence.figures.items()
-            if name not in {gate.value for gate in Gate}
+            if name not in _GATE_NAMES
         ],
         "events": grouped_events(event for evidence in result.evidence.values() for event in evidence.events),
         "suites": [_suite(evidence) for evidence in result.evidence.values()],
@@ -163,7 +164,10 @@ def history_of(results: Path, *, until: JudgedRun) -> dict[str, list[PastRow]]:
     for started, name, rows in sorted(dated, key=lambda entry: entry[:2]):
         for row in rows:
             gates: Mapping[str, Any] = row.get("gates", {})
-            past[row_name(row)].append(
+            name_of_row = _row_name(
+                *(str(row.get(key)) for key in ("device", "environment", "cache", "mode", "settings"))
+            )
+            past[name_of_row].append(
                 PastRow(
                     run=name,
                     date=started[:10],
@@ -175,20 +179,28 @@ def history_of(results: Path, *, until: JudgedRun) -> dict[str, list[PastRow]]:
     return dict(past)
 
 
-def row_name(row: Mapping[str, Any]) -> str:
-    """What identifies a row of compatibility.json across runs."""
-    return f"{row['device']}:{row['environment']}/{row['cache']}/{row['mode']}+{row['settings']}"
+def cell_name(cell: JudgedCell) -> str:
+    """What identifies a row across runs: the device too, since a CUDA build can run on the CPU."""
+    request = cell.result.request
+    return _row_name(
+        request.device.value, request.environment_name, request.cache.name, request.mode, request.settings_name
+    )
 
 
 def as_past_row(cell: JudgedCell, info: RunInfo) -> PastRow:
-    row = compatibility_row(cell)
+    """The row of the run that is shown, as the newest of its history."""
+    speedup, total = cell.gates.get(Gate.SPEEDUP), cell.gates.get(Gate.RECOMPILES_TOTAL)
     return PastRow(
         info.name,
         info.started[:10],
-        row["verdict"],
-        _number(row["gates"].get("speedup")),
-        _number(row["gates"].get("recompiles_total")),
+        cell.verdict.value,
+        speedup.value if speedup else None,
+        total.value if total else None,
     )
+
+
+def _row_name(*parts: str) -> str:
+    return "/".join(parts)
 
 
 def trend_points(contender: Contender, suite: Suite, name: str) -> list[tuple[str, Figure]]:

@@ -16,6 +16,7 @@ _VARIABLES = {
 }
 _MARKERS = "osD^vPX*"
 MOST_SERIES = len(_SERIES)
+_MOST_TICKS = 16
 
 
 @dataclass(frozen=True)
@@ -47,30 +48,33 @@ def trend_plot(
     series: Sequence[Series], *, order: Sequence[str], y_label: str, label: str, limit: float | None = None, prefix: str
 ) -> str:
     """Lines over named positions (releases, runs), each with its own marker, intervals as whiskers."""
-    figure, axes = _figure(width=6.4, height=3.4)
+    figure, axes = _figure(width=4.6, height=3.0)
     positions = {name: number for number, name in enumerate(order)}
+    highest = max([point.high or point.y for line in series for point in line.points] + [limit or 0.0])
     for colour, marker, line in zip(_SERIES, _MARKERS, series, strict=False):
         xs = [positions[point.x] for point in line.points]
         ys = [point.y for point in line.points]
         axes.plot(xs, ys, color=colour, marker=marker, markersize=5, linewidth=1.4, label=line.name)
-        for x, point in zip(xs, line.points, strict=True):
-            if point.low is not None and point.high is not None:
-                axes.vlines(x, point.low, point.high, color=colour, linewidth=1)
+        whiskers = [
+            (x, point.low, point.high)
+            for x, point in zip(xs, line.points, strict=True)
+            if point.low is not None and point.high is not None
+        ]
+        if whiskers:
+            axes.vlines(*zip(*whiskers, strict=True), color=colour, linewidth=1)
     if limit is not None:
         axes.axhline(limit, color=_INK, linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate(
-            f"limit {limit:g}", (0, limit), xycoords=("axes fraction", "data"), xytext=(4, 3),
-            textcoords="offset points", fontsize=8, color=_INK,
-        )  # fmt: skip
-    axes.set_xticks(
-        range(len(order)), order, rotation=30 if len(order) > 5 else 0, ha="right" if len(order) > 5 else "center"
-    )
+        place = {"xycoords": ("axes fraction", "data"), "xytext": (-4, 3), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(f"limit {limit:g}", (1, limit), fontsize=8, color=_INK, **place)
+    every = 1 + (len(order) - 1) // _MOST_TICKS
+    named = list(enumerate(order))[::every]
+    crowded = sum(len(name) for _, name in named) > 40
+    axes.set_xticks(*zip(*named, strict=True), rotation=40 if crowded else 0, ha="right" if crowded else "center")
     axes.set_xlim(-0.4, len(order) - 0.6)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, highest * 1.15 or 1)
     axes.set_ylabel(y_label)
-    legend = axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.3 if len(order) > 5 else -0.14), ncols=2, frameon=False, fontsize=8
-    )
+    below = -0.42 if crowded else -0.14
+    legend = axes.legend(loc="upper left", bbox_to_anchor=(-0.15, below), ncols=1, frameon=False, fontsize=9)
     for text in legend.get_texts():
         text.set_color(_INK)
     return _svg(figure, prefix=prefix, label=label, tight=True)
@@ -110,7 +114,7 @@ def _figure(*, width: float, height: float) -> tuple[Any, Any]:
     axes = figure.add_axes((0.17, 0.22, 0.8, 0.73))
     figure.patch.set_alpha(0)
     axes.patch.set_alpha(0)
-    axes.tick_params(colors=_INK, labelsize=8)
+    axes.tick_params(colors=_INK, labelsize=9)
     axes.grid(color=_FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -119,8 +123,8 @@ def _figure(*, width: float, height: float) -> tuple[Any, Any]:
         axes.spines[side].set_color(_INK)
     axes.xaxis.label.set_color(_INK)
     axes.yaxis.label.set_color(_INK)
-    axes.xaxis.label.set_fontsize(8)
-    axes.yaxis.label.set_fontsize(8)
+    axes.xaxis.label.set_fontsize(9)
+    axes.yaxis.label.set_fontsize(9)
     return figure, axes
 
 

@@ -120,6 +120,7 @@ def settings_to_copy(decision: DeviceDecision) -> tuple[str, ...]:
         return ("TOTO_DISABLE_COMPILE=1",)
     settings = contender.cells[-1].result.request.settings
     lines = [
+        f"# with the KV cache {contender.cache}",
         "TOTO_DISABLE_COMPILE=0",
         "TOTO_COMPILE=1",
         f"TOTO_COMPILE_MODE={contender.mode}",

@@ -35,7 +35,7 @@ try { chosenTheme = localStorage.getItem("toto-compat-theme"); } catch { /* stor
 function showTheme() {
   const dark = chosenTheme ? chosenTheme === "dark" : prefersDark.matches;
   document.documentElement.dataset.theme = dark ? "dark" : "light";
-  themeButton.setAttribute("aria-pressed", String(dark));
+  themeButton.textContent = dark ? "Light theme" : "Dark theme";
 }
 themeButton.addEventListener("click", () => {
   chosenTheme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
@@ -167,8 +167,8 @@ function frame(name, ticks) {
   return { svg, box };
 }
 
-function axisTicks(axis, top, from = 0) {
-  return Object.fromEntries([0, 1, 2, 3, 4].map((number) => [`${axis}${number}`, tickText(from + ((top - from) * number) / 4)]));
+function axisTicks(axis, top) {
+  return Object.fromEntries([0, 1, 2, 3, 4].map((number) => [`${axis}${number}`, tickText((top * number) / 4)]));
 }
 
 function median(values) {
@@ -198,14 +198,15 @@ function distributionPlot(timings) {
 }
 
 function latencyPlot(timings) {
-  const longest = Math.max(...Object.values(timings).map((values) => values.length));
+  // up to a multiple of four, so that the ticks are whole forecasts
+  const last = Math.ceil(Math.max(...Object.values(timings).map((values) => values.length)) / 4) * 4;
   const top = niceTop(Math.max(...Object.values(timings).map((values) => Math.max(...values))));
-  const { svg, box } = frame("latency", { ...axisTicks("x", longest, 1), ...axisTicks("y", top) });
+  const { svg, box } = frame("latency", { ...axisTicks("x", last), ...axisTicks("y", top) });
   for (const name of Object.keys(CONTESTANTS)) {
     const values = timings[name];
     if (!values?.length) continue;
     const points = values.map((ms, number) => {
-      const x = box.left + (number / Math.max(1, longest - 1)) * (box.right - box.left);
+      const x = box.left + ((number + 1) / last) * (box.right - box.left);
       return `${x.toFixed(1)} ${(box.bottom - (ms / top) * (box.bottom - box.top)).toFixed(1)}`;
     });
     svg.append(shape("path", { d: `M${points.join("L")}`, class: `line series-${name}` }));
