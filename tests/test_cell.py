@@ -49,7 +49,9 @@ def good_result(group: Group) -> GroupResult:
     """What a group that finished leaves behind, thin."""
     match group:
         case Group.SPEED:
-            timings = dict.fromkeys(("upstream_eager", "same_cache_eager", "compiled"), (10.0,) * 36)
+            timings: dict[str, tuple[float, ...]] = dict.fromkeys(
+                ("upstream_eager", "same_cache_eager", "compiled"), (10.0,) * 36
+            )
             return GroupResult(speed=SpeedRun(timings=timings, warm_start_s=2.0))
         case Group.MEMORY_REFERENCE | Group.MEMORY_COMPILED:
             return GroupResult(memory=MemoryRun(steady_rss=100, peak_tree_rss=120))
