@@ -142,7 +142,7 @@ def container_environment(job: ContainerJob) -> dict[str, str]:
     """The variables of the venv runtime's cells, with folders that are writable in here."""
     threads = str(job.limits.threads)
     return {
-        "HOME": "/tmp/home",  # noqa: S108 - a tmpfs of the container's own
+        "HOME": "/tmp",  # noqa: S108 - a tmpfs of the container's own
         "USER": "toto-compat",  # inductor names a folder after the user, who has no name in here
         "LANG": "C.UTF-8",
         "CXX": "g++",
@@ -352,6 +352,15 @@ def _remove(container: Container) -> None:
 # --- files in and out -------------------------------------------------------------------------------------------------
 
 
+def mounts_of(job: ContainerJob) -> list[Mount]:
+    """Binds. As mounts, not volumes: a folder the engine does not see is an error, not a new empty folder there."""
+    return [
+        Mount(CELL_FOLDER, str(job.folder), type="bind"),
+        Mount(SOURCE_FOLDER, str(job.source), type="bind", read_only=True),
+        *(Mount(inside, str(path), type="bind", read_only=True) for path, inside in job.all_inputs.items()),
+    ]
+
+
 class _prepared_files:  # noqa: N801 - a context manager with state, used like a function
     """Mounts for a job: binds, or (where the engine has another disk) a volume filled and emptied through the API."""
 
@@ -364,10 +373,7 @@ class _prepared_files:  # noqa: N801 - a context manager with state, used like a
         if not job.copy:
             if job.identity.hands_back:
                 give_to(job.folder, job.identity.uid, job.identity.gid)
-            binds = [Mount(CELL_FOLDER, str(job.folder), type="bind")]
-            binds.append(Mount(SOURCE_FOLDER, str(job.source), type="bind", read_only=True))
-            binds += [Mount(inside, str(path), type="bind", read_only=True) for path, inside in job.all_inputs.items()]
-            return binds
+            return mounts_of(job)
         try:
             return self._fill_volumes()
         except BaseException:

@@ -1,0 +1,251 @@
+"""`toto-compat repro INCIDENT.yaml`: production's environment, cache and settings again. Are the events the same?"""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from toto_compat.errors import EngineError, ExitCode, SelectionError
+from toto_compat.evidence.schema import CacheRequest, CellRequest, CellResult, Outcome
+from toto_compat.matrix.document import nearest_name
+from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
+from toto_compat.matrix.schema import Device, Matrix, Profile, Suite
+from toto_compat.observe.events import Event, EventKind
+from toto_compat.repro.incident import Incident, Match, describe_match, load_incident, match_incident
+from toto_compat.runtimes.cell_process import LOG_FILE
+from toto_compat.runtimes.machine import find_gpus
+from toto_compat.runtimes.seam import Runtime
+from toto_compat.runtimes.source import cache_folder, stage_source
+
+PROFILE_NAME = "repro"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What came of running an incident again."""
+
+    incident: Incident
+    result: CellResult
+    events: tuple[Event, ...]
+    matches: tuple[Match, ...]
+
+    @property
+    def reproduced(self) -> bool:
+        return all(match.holds for match in self.matches)
+
+
+@click.command("repro")
+@click.argument("incident_file", type=click.Path(path_type=Path))
+@click.option("--cache", help="Another cache than the incident's: is it gone with fixed_size?")
+@click.option("--environment", metavar="NAME", help="Another environment than production's.")
+@click.option("--runtime", type=click.Choice(["auto", "docker", "venv"]), default="auto", show_default=True)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--timeout", default=45.0, show_default=True, help="Minutes until it is given up.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@matrix_option
+def repro_command(
+    *,
+    incident_file: Path,
+    cache: str | None,
+    environment: str | None,
+    runtime: str,
+    device: str,
+    timeout: float,
+    as_json: bool,
+    matrix_file: Path | None,
+) -> None:
+    """Run a production incident again in its pinned environment.
+
+    Exit code 0: REPRODUCED, every expected event occurred. 11: it did not, and what differed is printed; with --cache
+    that is the good news. 6: it could not be run."""
+    incident = load_incident(incident_file)
+    matrix_path = find_matrix_file(matrix_file)
+    matrix = load_matrix(matrix_path)
+    request = incident_request(
+        incident,
+        matrix,
+        matrix_path,
+        cache=cache,
+        environment=environment,
+        device=choose_device(device),
+        timeout_minutes=timeout,
+    )
+    reproduction = reproduce(incident, request, runtime, matrix)
+    click.echo(json.dumps(as_data(reproduction), indent=2) if as_json else as_text(reproduction))
+    code = exit_code(reproduction)
+    if code is not ExitCode.OK:
+        sys.exit(code)
+
+
+def choose_device(asked: str) -> Device:
+    if asked == "auto":
+        return Device.CUDA if find_gpus() else Device.CPU
+    return Device(asked)
+
+
+def incident_request(
+    incident: Incident,
+    matrix: Matrix,
+    matrix_path: Path,
+    *,
+    cache: str | None = None,
+    environment: str | None = None,
+    device: Device = Device.CPU,
+    timeout_minutes: float = 45.0,
+) -> CellRequest:
+    """The one cell that shows the incident: only what the compiler does is watched, nothing is timed."""
+    environment_name = known_name(environment or incident.environment, matrix.environments, "environment")
+    cache_name = known_name(cache or incident.cache, matrix.caches, "cache")
+    source = matrix.caches[cache_name].source
+    if source != "builtin":
+        file, _, class_name = source.rpartition(":")
+        source = f"{(matrix_path.resolve().parent / file).resolve()}:{class_name}"
+    chosen = matrix.environments[environment_name]
+    return CellRequest(
+        cell=f"{environment_name}/{cache_name}/{incident.mode}+incident",
+        environment_name=environment_name,
+        environment=chosen,
+        cache=CacheRequest(name=cache_name, source=source),
+        mode=incident.mode,
+        settings_name="incident",
+        settings=incident.settings,
+        device=Device.CPU if chosen.device is Device.CPU else device,
+        profile_name=PROFILE_NAME,
+        profile=Profile(
+            iterations=1, workload=PROFILE_NAME, suites=(Suite.RECOMPILE,), timeout_minutes=timeout_minutes
+        ),
+        workload=incident.workload,
+        limits=matrix.limits,
+        work_folder="",
+    )
+
+
+def known_name(name: str, names: Any, what: str) -> str:
+    if name not in names:
+        near = nearest_name(name, names)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
+        raise SelectionError(f"matrix.yaml has no {what} {name!r}", hint=hint)
+    return name
+
+
+def reproduce(incident: Incident, request: CellRequest, runtime_name: str, matrix: Matrix) -> Reproduction:
+    """Build the environment, run the cell, match its events."""
+    runtime = open_runtime(runtime_name, request, matrix)
+    prepared = runtime.prepare(request.environment_name, request.environment, say)
+    say(f"running {request.cell} in {runtime.name}; torch logs every recompile, this takes a few minutes")
+    scratch = cache_folder() / "s"
+    scratch.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=scratch, prefix=""))
+    gpu = find_gpus()[0].index if request.device is Device.CUDA and find_gpus() else None
+    try:
+        result = runtime.run_cell(prepared, request, folder, lambda _: None, gpu=gpu)
+        if result.failure is not None and (folder / LOG_FILE).exists():
+            kept = cache_folder() / "repro-failed.log"
+            shutil.move(folder / LOG_FILE, kept)
+            say(f"its log is in {kept}")
+    except KeyboardInterrupt:
+        runtime.stop()
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    evidence = result.evidence.get(Suite.RECOMPILE)
+    events = evidence.events if evidence else ()
+    torch = result.provenance.torch or request.environment.torch
+    return Reproduction(incident, result, events, tuple(match_incident(incident, events, torch)))
+
+
+def open_runtime(name: str, request: CellRequest, matrix: Matrix) -> Runtime:
+    """docker where an engine answers and the environment can be built on it, else a virtualenv."""
+    from toto_compat.runtimes.venv import VenvRuntime
+
+    source, source_hash = stage_source()
+    if name != "venv":
+        from toto_compat.runtimes.docker import DockerRuntime
+
+        try:
+            return DockerRuntime(source, source_hash, limits=matrix.limits, device=request.device)
+        except EngineError as error:
+            if name == "docker":
+                raise
+            say(f"no container: {error.message}. A virtualenv does as well here.")
+    return VenvRuntime(source, source_hash)
+
+
+def could_not_run(result: CellResult) -> str:
+    """Why there is no evidence; empty where there is. A forecast that raises is evidence too."""
+    if result.failure is not None:
+        return f"{result.failure.kind}: {result.failure.message}"
+    evidence = result.evidence.get(Suite.RECOMPILE)
+    if evidence is None:
+        return "the cell left no evidence of the compiler"
+    if evidence.outcome in (Outcome.ERROR, Outcome.NOT_RUN):
+        return evidence.failure.message if evidence.failure else evidence.outcome.value
+    return ""
+
+
+def exit_code(reproduction: Reproduction) -> ExitCode:
+    if could_not_run(reproduction.result):
+        return ExitCode.CELL_NOT_RUN
+    return ExitCode.OK if reproduction.reproduced else ExitCode.NOT_REPRODUCED
+
+
+def as_text(reproduction: Reproduction) -> str:
+    incident, result = reproduction.incident, reproduction.result
+    where = result.provenance
+    cache = result.request.cache.name
+    lines = [
+        f"{incident.title} ({incident.date})",
+        f"  ran  {cache}, mode {incident.mode}, torch {where.torch} in {where.runtime}"
+        f"{f' {where.image[:19]}' if where.image else ''}, lock {where.lock[:12]}",
+    ]
+    problem = could_not_run(result)
+    if problem:
+        last = result.failure.last_lines[-5:] if result.failure else ()
+        return "\n".join([*lines, f"NOT RUN: {problem}", *(f"    {line}" for line in last)])
+    for match in reproduction.matches:
+        lines += [f"  {line}" for line in describe_match(match)]
+    counts = Counter(event.kind for event in reproduction.events)
+    limits = counts[EventKind.RECOMPILE_LIMIT]
+    lines.append(
+        f"  in all {counts[EventKind.RECOMPILE]} recompiles, {limits} limit hit{'' if limits == 1 else 's'},"
+        f" {counts[EventKind.GRAPH_BREAK]} graph breaks"
+    )
+    if reproduction.reproduced:
+        lines.append("REPRODUCED")
+    elif cache != incident.cache and not any(match.found for match in reproduction.matches):
+        lines.append(f"GONE with {cache}: not one of the incident's events occurred")
+    else:
+        lines.append("NOT REPRODUCED")
+    return "\n".join(lines)
+
+
+def as_data(reproduction: Reproduction) -> dict[str, Any]:
+    result = reproduction.result
+    return {
+        "incident": reproduction.incident.title,
+        "cell": result.cell,
+        "reproduced": reproduction.reproduced and not could_not_run(result),
+        "could_not_run": could_not_run(result) or None,
+        "matches": [
+            {
+                "expected": match.expected.model_dump(mode="json", exclude_none=True),
+                "holds": match.holds,
+                "found": len(match.found),
+                "nearest": match.nearest.model_dump(mode="json", exclude_defaults=True) if match.nearest else None,
+            }
+            for match in reproduction.matches
+        ],
+        "events": dict(Counter(event.kind.value for event in reproduction.events)),
+        "provenance": result.provenance.model_dump(mode="json"),
+    }
+
+
+def say(text: str) -> None:
+    """To stderr: stdout is for the outcome alone."""
+    click.echo(text, err=True)

@@ -1,0 +1,131 @@
+"""A production incident as data: what ran, and which compiler events it showed. Matching is by the fields it names."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from toto_compat.errors import InputError
+from toto_compat.matrix.schema import CompileSettings, Workload
+from toto_compat.observe.events import Event, EventKind
+from toto_compat.strict_model import StrictModel
+
+# In the order in which a near miss is judged: the same place matters more than the same words.
+_COMPARED = ("function", "file", "line", "limit", "compile_id", "reason", "normalised_reason", "logged_from")
+
+
+class ExpectedEvent(StrictModel):
+    """An event the incident showed. Only the fields that are given must agree."""
+
+    kind: EventKind
+    function: str | None = None
+    file: str | None = Field(default=None, description="from the package on: toto/model/attention.py")
+    line: int | None = None
+    limit: int | None = None
+    compile_id: str | None = None
+    reason: str | None = None
+    normalised_reason: str | None = None
+    logged_from: str | None = Field(default=None, description="torch's own source line; needs `torch` below to agree")
+    torch: str | None = Field(default=None, description="expected on this torch release only")
+    at_least: int = Field(default=1, ge=1, description="how often")
+
+
+class Incident(StrictModel):
+    """One incident file."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    title: str
+    date: str
+    source: str = Field(default="", description="where it was seen")
+    environment: str = Field(description="name of the environment in matrix.yaml that production ran")
+    cache: str
+    mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
+    settings: CompileSettings = CompileSettings()
+    workload: Workload = Workload()
+    expect: tuple[ExpectedEvent, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Match:
+    """One expected event: the events that agree, or the nearest one and how it differs."""
+
+    expected: ExpectedEvent
+    found: tuple[Event, ...]
+    nearest: Event | None = None
+
+    @property
+    def holds(self) -> bool:
+        return len(self.found) >= self.expected.at_least
+
+
+def load_incident(path: Path) -> Incident:
+    """Read and check the file; InputError says which key is wrong."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist", hint="incidents/ holds those that ship with the project") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML: {error}", hint="see the files in incidents/ for the form") from error
+    try:
+        return Incident.model_validate(data)
+    except ValidationError as error:
+        mistakes = [
+            f"{'.'.join(str(part) for part in detail['loc']) or 'the file'}: {detail['msg']}"
+            for detail in error.errors(include_url=False)
+        ]
+        raise InputError(
+            f"{path} is no incident:\n    " + "\n    ".join(mistakes[:8]),
+            hint="see the files in incidents/ for the form",
+        ) from error
+
+
+def match_incident(incident: Incident, events: Sequence[Event], torch: str) -> list[Match]:
+    """Look every expected event up among those that occurred; `torch` is the release that really ran."""
+    release = torch.partition("+")[0]
+    expected = [one for one in incident.expect if one.torch is None or one.torch == release]
+    return [match_event(one, events) for one in expected]
+
+
+def match_event(expected: ExpectedEvent, events: Iterable[Event]) -> Match:
+    same_kind = [event for event in events if event.kind is expected.kind]
+    found = tuple(event for event in same_kind if not differences(expected, event))
+    nearest = None
+    if len(found) < expected.at_least and same_kind:
+        nearest = min(same_kind, key=lambda event: _distance(expected, event))
+    return Match(expected, found, nearest)
+
+
+def differences(expected: ExpectedEvent, event: Event) -> list[str]:
+    """Names of the fields in which an event is not what was expected."""
+    asked = {name: getattr(expected, name) for name in _COMPARED}
+    return [name for name, value in asked.items() if value is not None and getattr(event, name) != value]
+
+
+def _distance(expected: ExpectedEvent, event: Event) -> tuple[int, list[int]]:
+    different = differences(expected, event)
+    return len(different), [_COMPARED.index(name) for name in different]
+
+
+def describe_match(match: Match) -> list[str]:
+    """One expected event and what became of it, for a reader."""
+    expected = match.expected
+    wanted = ", ".join(
+        f"{name} {getattr(expected, name)!r}" for name in _COMPARED if getattr(expected, name) is not None
+    )
+    times = f", at least {expected.at_least} times" if expected.at_least > 1 else ""
+    head = f"{expected.kind.value}: {wanted}{times}"
+    if match.holds:
+        return [f"as in production   {head}{f' ({len(match.found)} times)' if len(match.found) > 1 else ''}"]
+    if match.found:
+        return [f"too few            {head}", f"                   found only {len(match.found)}"]
+    if match.nearest is None:
+        return [f"missing            {head}", f"                   no {expected.kind.value} at all"]
+    lines = [f"different          {head}"]
+    for name in differences(expected, match.nearest):
+        lines.append(f"                   {name}: {getattr(match.nearest, name)!r} here")
+    return lines
