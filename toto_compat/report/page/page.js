@@ -78,6 +78,7 @@ const filters = document.getElementById("filters");
 const grid = document.getElementById("grid");
 const gridRows = [...grid.tBodies[0].rows];
 const headers = [...grid.tHead.rows[0].cells];
+const columns = [...grid.querySelectorAll("col")];
 
 function applyFilters() {
   const wanted = Object.fromEntries(new FormData(filters));
@@ -101,6 +102,7 @@ function applyFilters() {
     const hide = active && !seen[column];
     if (headers[column].hidden === hide) continue;
     headers[column].hidden = hide;
+    columns[column].hidden = hide; // a column of fixed width would keep its place
     for (const row of gridRows) row.cells[column].hidden = hide;
   }
   document.getElementById("shown").textContent = `${shown} of ${total} cells`;
