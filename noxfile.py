@@ -103,3 +103,17 @@ def release_check(session: nox.Session) -> None:
     """Fail if the package index has torch releases that matrix.yaml lacks."""
     install(session)
     session.run("toto-compat", "releases", "--check", *session.posargs)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Write docker/locks/<environment>.txt with a hash for every package; `-- ENVIRONMENT...` for some only."""
+    install(session)
+    session.run("toto-compat", "lock", *session.posargs)
+
+
+@nox.session
+def repro(session: nox.Session) -> None:
+    """Run a production incident again: `-- incidents/2025-10-30-recompile-limit.yaml`."""
+    install(session)
+    session.run("toto-compat", "repro", *session.posargs, interrupt_timeout=60, terminate_timeout=20)

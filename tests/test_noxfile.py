@@ -32,7 +32,11 @@ def copied_project(tmp_path: Path) -> Path:
 
 def test_the_sessions_of_the_documentation_are_listed() -> None:
     listed = list_sessions(ROOT).stdout
-    missing = [name for name in ("matrix", "tests", "lint", "bench", "release_check") if f" {name} " not in listed]
+    missing = [
+        name
+        for name in ("matrix", "tests", "lint", "bench", "release_check", "lock", "repro")
+        if f" {name} " not in listed
+    ]
     assert missing == []
 
 
