@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 class FixedSizeKVCache:
-    """One pair of full-length buffers per time layer, and the slot the next patch goes to."""
+    """One pair of full-length buffers per time layer, and the slot of the newest patch."""
 
     def __init__(
         self, *, layers: int, rows: int, heads: int, capacity: int, head_dim: int, dtype: torch.dtype, device: torch.device
@@ -14,15 +14,20 @@ class FixedSizeKVCache:
         # A tensor per layer, not one for all: a write to a slice of a shared buffer makes inductor copy the whole of it.
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.position = torch.full((1,), -1, dtype=torch.int64, device=device)  # slot of the newest patch
         self.slots = torch.arange(capacity, device=device)
 
     def tensors(self) -> list[Tensor]:
         return [*self.keys, *self.values, self.position, self.slots]
 
-    def valid(self) -> Tensor:
-        """Which slots a decode step may attend to: everything written, and its own."""
-        return (self.slots <= self.position).view(1, 1, 1, -1)
+    def advance(self) -> Tensor:
+        """Make room for one more patch; its position."""
+        return self.position.add_(1)
+
+    def bias(self) -> Tensor:
+        """Added to attention scores: 0 for what is written, minus infinity for what is not."""
+        zero = torch.zeros_like(self.slots, dtype=self.keys[0].dtype)
+        return torch.where(self.slots <= self.position, zero, -torch.inf).view(1, 1, 1, -1)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put one patch's keys and values at the position; give back the whole buffers."""
@@ -39,7 +44,7 @@ class FixedSizeKVCache:
 
     def begin(self, context_patches: int) -> None:
         """The context is in place: the next patch goes right behind it. What lies there from before is never read."""
-        self.position.fill_(context_patches)
+        self.position.fill_(context_patches - 1)
 
 
 class PrefillView:

@@ -12,7 +12,7 @@ from toto_compat.caches.fixed_size import FixedSizeKVCache
 from toto_compat.matrix.schema import CompileSettings
 from toto_compat.model.bound import CompileSpec, apply_settings
 from toto_compat.model.static_model import RunStep, StaticModel
-from toto_compat.model.static_step import StaticStep, attend_region
+from toto_compat.model.static_step import StaticStep, finish_region
 
 
 class PositionOffByOne(KVCache):
@@ -36,14 +36,13 @@ class StaleValues(KVCache):
 
 
 class _LeakyCache(FixedSizeKVCache):
-    def valid(self) -> Tensor:
-        return torch.ones_like(self.slots, dtype=torch.bool).view(1, 1, 1, -1)
+    def bias(self) -> Tensor:
+        return torch.zeros_like(self.slots, dtype=self.keys[0].dtype).view(1, 1, 1, -1)
 
 
 class _ForgetfulCache(FixedSizeKVCache):
     def begin(self, context_patches: int) -> None:
-        kept = self.position % context_patches  # stays inside the buffer: wrong, not crashing
-        self.position.copy_(torch.where(kept == 0, torch.full_like(kept, context_patches), kept))
+        self.position.remainder_(context_patches)  # stays inside the buffer: wrong, not crashing
 
 
 class _HalfPrecisionCache(FixedSizeKVCache):
@@ -71,8 +70,8 @@ class _CountingStep(StaticStep):
 
     label = "step 0"
 
-    def position(self) -> Tensor:
-        return self.cache.position + 1 if self.label == "never" else self.cache.position
+    def advance(self) -> Tensor:
+        return self.cache.advance() + (1 if self.label == "never" else 0)
 
 
 class LeakingMask(StaticModel):
@@ -130,14 +129,12 @@ class Slow(StaticModel):
     def _compile(self, step: StaticStep) -> RunStep:
         run = super()._compile(step)
         hidden = torch.zeros(step.batch, step.variates, 1, step.embed.out_features).to(step.patch)
+        attended = step.cache.keys[0][:, :, :1]
 
         def wasteful() -> tuple[Tensor, ...]:
             for _ in range(20):
-                for index, layer in enumerate(step.layers):
-                    if step.is_time_layer[index]:
-                        slot = step.cache_layer[index]
-                        keys, values = step.cache.keys[slot], step.cache.values[slot]
-                        attend_region(layer, hidden, keys[:, :, :1], keys, values, step.cache.valid())
+                for layer in step.layers:
+                    finish_region(layer, hidden, attended)
             return run()
 
         return wasteful

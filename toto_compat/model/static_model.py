@@ -259,9 +259,10 @@ class StaticModel:
         )
         embeddings, ids = backbone.patch_embed(scaled, context.id_mask)
         hidden = backbone.transformer(embeddings, ids, PrefillView(step.cache, step.cache_layer))
-        groups = (ids[..., -1:, None] == ids[..., None, -1:].transpose(1, 3)).flatten(2)
-        rows = copies * inputs.shape[0]
-        step.same_group[:rows].unflatten(0, (copies, -1)).copy_(groups.unsqueeze(1))
+        newest_ids = ids[:, None, :, -1]
+        bias = torch.zeros_like(step.group_bias[: inputs.shape[0]])
+        bias.masked_fill_(newest_ids.unsqueeze(2) != newest_ids.unsqueeze(3), -torch.inf)
+        step.group_bias[: copies * inputs.shape[0]].unflatten(0, (copies, -1)).copy_(bias)
         step.scaler.begin(inputs, context.padding_mask, loc, scale, copies)
         self._rewind_to = inputs.shape[-1] // self.patch_size
         step.cache.begin(self._rewind_to)

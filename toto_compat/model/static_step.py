@@ -165,15 +165,22 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor) -> Tensor:
 def _project(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor, query_scale: Tensor, key_scale: Tensor) -> Any:
     attention = layer.attention
     query, key, value = attention.get_qkv(attention.rearrange_inputs(layer.norm1(hidden)))
-    return _rotate(query, cos, sin, query_scale), _rotate(key, cos, sin, key_scale), value
+    rotated = _rotate(query, cos, sin, query_scale), _rotate(key, cos, sin, key_scale)
+    # Clones: inductor (2.13) takes the memory behind a region's output for as large as its base, and a value that is
+    # a view into the joint projection gets written past its end.
+    return tuple(x.clone(memory_format=torch.contiguous_format) for x in (*rotated, value))
 
 
-def _attend(layer: Any, hidden: Tensor, query: Tensor, keys: Tensor, values: Tensor, valid: Tensor) -> Tensor:
+def _finish(layer: Any, hidden: Tensor, attended: Tensor) -> Tensor:
     attention = layer.attention
     batch, variates, patches, _ = hidden.shape
-    attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=valid)
-    hidden = hidden + attention.wO(attention.rearrange_output(attended, batch, variates, patches)).contiguous()
+    hidden = hidden + attention.wO(attention.rearrange_output(attended, batch, variates, patches))
     return hidden + layer.mlp(layer.norm2(hidden))
+
+
+# Time-wise and space-wise layers share both regions, so that inductor has as few kernels to compile as possible.
+project_region = _project if nested_compile_region is None else nested_compile_region(_project)
+finish_region = _finish if nested_compile_region is None else nested_compile_region(_finish)
 
 
 class StaticStep(torch.nn.Module):
@@ -202,8 +209,8 @@ class StaticStep(torch.nn.Module):
         self.scaler = ScalerState(backbone.scaler, batch, variates, dtype, device)
         patch_size = backbone.patch_embed.patch_size
         self.register_buffer("patch", torch.zeros(batch, variates, patch_size, dtype=dtype, device=device), persistent=False)
-        same_group = torch.ones(batch, heads, variates, variates, dtype=torch.bool, device=device)
-        self.register_buffer("same_group", same_group, persistent=False)
+        group_bias = torch.zeros(batch, 1, variates, variates, dtype=dtype, device=device)
+        self.register_buffer("group_bias", group_bias, persistent=False)
         for name, table in rotation_tables(backbone.transformer.rotary_emb, capacity, dtype, device).items():
             self.register_buffer(name, table, persistent=False)
         for tensor in (*self.cache.tensors(), *self.buffers()):
@@ -212,33 +219,31 @@ class StaticStep(torch.nn.Module):
     def make_cache(self, **shape: Any) -> FixedSizeKVCache:
         return FixedSizeKVCache(**shape)
 
-    def position(self) -> Tensor:
+    def advance(self) -> Tensor:
         """Where the new patch stands: for its rotation and its slot."""
-        return self.cache.position
+        return self.cache.advance()
 
     def forward(self) -> tuple[Tensor, ...]:
         """Consume `patch`; predict the next one, leave its mean in `patch` and return the distribution."""
+        position = self.advance()
         affine_loc, affine_scale = self.scaler(self.patch)
         hidden = self.embed((self.patch - affine_loc) / affine_scale).unsqueeze(2)
-        position = self.position()
         rotation = [getattr(self, name).index_select(0, position) for name in ("cos", "sin", "query_scale", "key_scale")]
-        valid = self.cache.valid()
+        bias = self.cache.bias()
         for index, layer in enumerate(self.layers):
             if self.is_time_layer[index]:
                 query, key, value = project_region(layer, hidden, *rotation)
                 keys, values = self.cache.write(self.cache_layer[index], key, value)
-                hidden = attend_region(layer, hidden, query, keys, values, valid)
+                attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
             else:
-                hidden = layer(index, hidden, self.same_group, None)
+                attention = layer.attention
+                query, key, value = attention.get_qkv(attention.rearrange_inputs(layer.norm1(hidden)))
+                attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.group_bias)
+            hidden = finish_region(layer, hidden, attended)
         df, loc, scale, probs = self.head(hidden)
         mean = (probs * loc).sum(-1) * affine_scale + affine_loc
         self.patch.copy_(without_extremes(mean))
-        position.add_(1)
         return df, loc, scale, probs, affine_loc, affine_scale
-
-
-project_region = _project if nested_compile_region is None else nested_compile_region(_project)
-attend_region = _attend if nested_compile_region is None else nested_compile_region(_attend)
 
 
 def without_extremes(values: Tensor) -> Tensor:
