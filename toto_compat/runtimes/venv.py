@@ -217,8 +217,8 @@ def index_answers(index: str, patience: float = _INDEX_PATIENCE_SECONDS) -> bool
     """Whether a pip index can be reached quickly; any trouble is a no."""
     if not index.startswith(("https://", "http://")):
         return index.startswith("file://")
-    request = urllib.request.Request(index.rstrip("/") + "/torch/", method="HEAD")  # noqa: S310 - scheme checked above
     try:
+        request = urllib.request.Request(index.rstrip("/") + "/torch/", method="HEAD")  # noqa: S310 - http(s), see above
         with urllib.request.urlopen(request, timeout=patience):  # noqa: S310
             return True
     except (OSError, ValueError):

@@ -1,0 +1,252 @@
+"""Runs are whole or not there, damage is named, and only what was measured is reused."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.verdict.sample_cells import cell_request, good_result
+from toto_compat.errors import SelectionError, StorageError
+from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Outcome
+from toto_compat.evidence.store import (
+    CellStore,
+    RunInfo,
+    StoredCell,
+    can_be_reused,
+    cell_key,
+    cell_path,
+    check_writable,
+    find_run,
+    list_runs,
+    load_run,
+    new_run_name,
+    point_latest,
+    utc_now,
+    write_atomically,
+    write_cell,
+    write_run_info,
+)
+from toto_compat.matrix.schema import CsvSeries, Suite
+
+
+def stored(result: CellResult | None = None, **fields: Any) -> StoredCell:
+    result = result or good_result()
+    own: dict[str, Any] = {name: getattr(result, name) for name in CellResult.model_fields}
+    own |= {"key": "ab12", "seconds": 3.0, "stored": utc_now(), "ran_in": "first"}
+    return StoredCell(**own | fields)
+
+
+def make_run(results: Path, name: str, *cells: StoredCell) -> Path:
+    info = RunInfo(
+        name=name,
+        profile="quick",
+        runtime="venv",
+        executor="local",
+        device="cpu",
+        cells=(*(cell.cell for cell in cells), "never/reached/default"),
+        started=utc_now(),
+    )
+    write_run_info(results / name, info)
+    for cell in cells:
+        write_cell(results / name, cell)
+    return results / name
+
+
+def key(request: CellRequest, **parts: str) -> str:
+    return cell_key(request, **({"lock": "l", "source_hash": "s", "machine": "m"} | parts))
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    cell = stored()
+    run = load_run(make_run(tmp_path, "first", cell))
+    assert run.cells == (cell,)
+    assert run.unfinished == ("never/reached/default",)
+
+
+def test_a_cells_name_is_its_path(tmp_path: Path) -> None:
+    make_run(tmp_path, "first", stored())
+    assert (tmp_path / "first/cells/torch-2.13.0-cpu/fixed_size/default.json").is_file()
+
+
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    cell = stored()
+    folder = make_run(tmp_path, "first", cell)
+    path = cell_path(folder, cell.cell)
+    path.write_text(path.read_text()[:200])
+    with pytest.raises(StorageError, match="not a valid StoredCell file") as caught:
+        load_run(folder)
+    assert str(path) in caught.value.message
+    assert "delete it" in caught.value.hint
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    write_atomically(path, "old")
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="No space left on device") as caught:
+        write_atomically(path, "new")
+    assert "finished cells are kept" in caught.value.hint
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "results").touch()
+    with pytest.raises(StorageError, match="cannot be written") as caught:
+        check_writable(tmp_path / "results")
+    assert "--results" in caught.value.hint
+
+
+def test_a_read_only_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("toto_compat.evidence.store.tempfile.mkstemp", refuse)
+    with pytest.raises(StorageError, match="Permission denied") as caught:
+        check_writable(tmp_path)
+    assert "make it writable" in caught.value.hint
+
+
+def test_latest_points_at_the_last_run(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        make_run(tmp_path, name)
+        point_latest(tmp_path, name)
+    assert find_run("latest", tmp_path) == (tmp_path / "second").resolve()
+    assert (tmp_path / "latest").readlink() == Path("second")
+
+
+def test_where_links_are_not_allowed_latest_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    make_run(tmp_path, "first")
+    point_latest(tmp_path, "first")
+    assert not (tmp_path / "latest").exists()
+    assert find_run("latest", tmp_path) == (tmp_path / "first").resolve()
+
+
+def test_a_run_is_found_by_name_by_path_and_in_reference(tmp_path: Path) -> None:
+    first = make_run(tmp_path, "first")
+    reference = make_run(tmp_path / "reference", "cpu")
+    assert find_run("first", tmp_path) == find_run(str(first), tmp_path) == first.resolve()
+    assert find_run("reference/cpu", tmp_path) == reference.resolve()
+    assert list_runs(tmp_path) == ["first", "reference/cpu"]
+
+
+def test_an_unknown_run_names_the_ones_there_are(tmp_path: Path) -> None:
+    make_run(tmp_path, "first")
+    with pytest.raises(SelectionError) as caught:
+        find_run("frist", tmp_path)
+    assert "first" in caught.value.hint
+
+
+def test_no_run_at_all_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(SelectionError) as caught:
+        find_run("latest", tmp_path)
+    assert "toto-compat matrix" in caught.value.hint
+
+
+def test_two_runs_in_one_second_have_two_names(tmp_path: Path) -> None:
+    first = new_run_name(tmp_path, "quick")
+    (tmp_path / first).mkdir()
+    assert new_run_name(tmp_path, "quick") != first
+
+
+# --- the store of finished cells -------------------------------------------------------------------------------------
+
+
+def test_a_key_does_not_depend_on_where_files_lie(tmp_path: Path) -> None:
+    request = cell_request()
+    moved = request.model_copy(update={"work_folder": "/elsewhere", "quiet_lock": "/other.lock"})
+    assert key(request) == key(moved)
+    sources = []
+    for folder in ("a", "b"):
+        file = tmp_path / folder / "mine.py"
+        file.parent.mkdir()
+        file.write_text("class Mine: ...")
+        cache = request.cache.model_copy(update={"source": f"{file}:Mine"})
+        sources.append(request.model_copy(update={"cache": cache}))
+    assert key(sources[0]) == key(sources[1])
+
+
+@pytest.mark.parametrize("part", ["lock", "source_hash", "machine"])
+def test_a_key_depends_on_what_could_change_the_result(part: str) -> None:
+    assert key(cell_request()) != key(cell_request(), **{part: "other"})
+
+
+def test_a_key_depends_on_the_content_of_the_users_files(tmp_path: Path) -> None:
+    request = cell_request()
+    file, csv, weights = tmp_path / "mine.py", tmp_path / "prices.csv", tmp_path / "weights"
+    file.write_text("class Mine: ...")
+    csv.write_text("t,v\n1,2\n")
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"1")
+    own = request.model_copy(
+        update={
+            "cache": request.cache.model_copy(update={"source": f"{file}:Mine"}),
+            "csv": CsvSeries(path=str(csv), time_column="t", value_columns=("v",)),
+            "checkpoint_folder": str(weights),
+        }
+    )
+    keys = [key(own)]
+    file.write_text("class Mine: x = 1")
+    keys.append(key(own))
+    csv.write_text("t,v\n1,3\n")
+    keys.append(key(own))
+    (weights / "model.safetensors").write_bytes(b"12")
+    keys.append(key(own))
+    assert len(set(keys)) == 4
+
+
+def test_a_key_does_not_depend_on_limits_that_only_judge() -> None:
+    request = cell_request()
+    profile = request.profile.model_copy(update={"gates": {}, "timeout_minutes": 7.0})
+    assert key(request) == key(request.model_copy(update={"profile": profile}))
+
+
+def test_a_finished_cell_comes_back_by_its_key(tmp_path: Path) -> None:
+    store, cell = CellStore(tmp_path), stored()
+    store.put(cell)
+    assert store.get("ab12") == cell
+    assert store.get("cd34") is None
+    assert store.known_seconds() == {f"{cell.cell} {cell.request.profile_name} cpu": 3.0}
+
+
+def test_what_could_not_be_run_is_not_reused(tmp_path: Path) -> None:
+    good = good_result()
+    failed = good.model_copy(update={"failure": Failure(kind="timeout", message="too long")})
+    error = good.evidence[Suite.SPEED].model_copy(update={"outcome": Outcome.ERROR})
+    broken = good.model_copy(update={"evidence": {**good.evidence, Suite.SPEED: error}})
+    partial = good.model_copy(update={"evidence": {Suite.SPEED: good.evidence[Suite.SPEED]}})
+    assert can_be_reused(good)
+    for result in (failed, broken, partial):
+        assert not can_be_reused(result)
+        CellStore(tmp_path).put(stored(result))
+        assert CellStore(tmp_path).get("ab12") is None
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"schema": 1}', "other key"])
+def test_a_damaged_stored_cell_is_run_again(tmp_path: Path, damage: str) -> None:
+    store = CellStore(tmp_path)
+    store.put(stored())
+    path = store.path("ab12")
+    if damage == "other key":
+        damage = json.dumps(json.loads(path.read_text()) | {"key": "cd34"})
+    path.write_text(damage)
+    assert store.get("ab12") is None
+
+
+def test_damaged_timings_are_no_timings(tmp_path: Path) -> None:
+    (tmp_path / "timings.json").write_text("[1, 2")
+    assert CellStore(tmp_path).known_seconds() == {}

@@ -1,0 +1,75 @@
+"""The venv runtime with a stub in place of the cell: everything but pip and torch is real."""
+
+import json
+import sys
+from pathlib import Path
+
+from toto_compat.errors import EnvironmentBuildError
+from toto_compat.matrix.schema import Environment
+from toto_compat.runtimes import command
+from toto_compat.runtimes.seam import OnLine, PreparedEnvironment
+from toto_compat.runtimes.venv import VenvRuntime
+
+STUB_CELL = Path(__file__).with_name("stub_cell.py")
+MATRIX_TEXT = """
+schema: 1
+environments:
+  torch-2.13.0-cpu: {torch: "2.13.0", build: cpu}
+  torch-2.12.0-cpu: {torch: "2.12.0", build: cpu}
+  torch-2.9.0-cu128: {torch: "2.9.0", build: cu128}
+caches:
+  upstream: {source: builtin}
+  fixed_size: {source: builtin}
+settings: {stock: {}}
+modes: [default]
+profiles:
+  quick: {iterations: 1, workload: quick, suites: [recompile, equivalence]}
+workloads:
+  quick: {}
+gates:
+  equivalence: {max: 1}
+  determinism: {max: 0}
+  mae_sigma: {max: 0.01}
+  compile_active: {min: 1}
+  recompile_limit: {max: 0}
+  recompiles: {max: 0}
+  recompiles_total: {max: 9}
+  graph_breaks: {max: 0}
+  cudagraphs: {max: 0}
+  speedup: {min: 2}
+  latency_stability: {max: 0.5}
+  memory: {max: 1.5}
+"""
+
+
+class StubRuntime(VenvRuntime):
+    """Environments named in `broken` cannot be built; `behaviour` is one word for all cells or a word per cache."""
+
+    def __init__(
+        self, behaviour: str | dict[str, str] = "measure", broken: tuple[str, ...] = (), lock: str = "lock"
+    ) -> None:
+        told = behaviour if isinstance(behaviour, str) else json.dumps(behaviour)
+        super().__init__(Path("/nowhere"), "source", command=(str(STUB_CELL), told))
+        self.broken = broken
+        self.lock = lock
+
+    def lock_of(self, environment_name: str, environment: Environment) -> str | None:  # noqa: ARG002
+        return None if environment_name in self.broken else self.lock
+
+    def prepare(self, environment_name: str, environment: Environment, say: OnLine) -> PreparedEnvironment:  # noqa: ARG002
+        if environment_name in self.broken:
+            raise EnvironmentBuildError(f"{environment_name}: torch does not install", hint="see the log")
+        return prepared(environment_name, environment, lock=self.lock)
+
+
+def prepared(name: str, environment: Environment, lock: str = "lock") -> PreparedEnvironment:
+    return PreparedEnvironment(name=name, environment=environment, runtime="venv", python=sys.executable, lock=lock)
+
+
+if __name__ == "__main__":
+    # a whole run in a process of its own, for the tests that interrupt or kill it
+    runtime = StubRuntime(json.loads(sys.argv.pop(1)))
+    command.choose_runtime = lambda *_: runtime
+    from toto_compat.cli import main
+
+    main()

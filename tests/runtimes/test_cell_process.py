@@ -1,0 +1,155 @@
+"""Whatever happens to a cell's process is a result, and nothing of it stays alive."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.runtimes.stub_runtime import StubRuntime, prepared
+from tests.verdict.sample_cells import cell_request
+from toto_compat.evidence.schema import CellRequest, CellResult
+from toto_compat.matrix.schema import Device, Limits, Suite
+from toto_compat.runtimes.cell_process import LOG_FILE, bytes_of
+
+
+def request(*, minutes: float = 5, memory: str = "8g", device: Device = Device.CPU) -> CellRequest:
+    plain = cell_request()
+    profile = plain.profile.model_copy(
+        update={"timeout_minutes": minutes, "suites": (Suite.RECOMPILE, Suite.EQUIVALENCE)}
+    )
+    return plain.model_copy(update={"profile": profile, "limits": Limits(memory=memory), "device": device})
+
+
+def run(
+    behaviour: str, folder: Path, asked: CellRequest | None = None, runtime: StubRuntime | None = None, **options: str
+) -> tuple[CellResult, list[str]]:
+    asked = asked or request()
+    lines: list[str] = []
+    runtime = runtime or StubRuntime(behaviour)
+    environment = prepared(asked.environment_name, asked.environment)
+    return runtime.run_cell(environment, asked, folder, lines.append, gpu=options.get("gpu")), lines
+
+
+def assert_gone(lines: list[str]) -> None:
+    """The grandchild that had a session of its own is dead too."""
+    pid = next(int(line.split()[1]) for line in lines if line.startswith("child "))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_measured_cell_is_returned_with_lock_runtime_and_source(tmp_path: Path) -> None:
+    result, lines = run("measure", tmp_path)
+    assert result.failure is None
+    assert set(result.evidence) == {Suite.RECOMPILE, Suite.EQUIVALENCE}
+    assert (result.provenance.lock, result.provenance.runtime, result.provenance.source_hash) == (
+        "lock",
+        "venv",
+        "source",
+    )
+    assert "::suite recompile start" in lines
+    assert "an ordinary line" in (tmp_path / LOG_FILE).read_text()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "says"),
+    [
+        ("exit", "crash", "exit code 3"),
+        ("segfault", "crash", "SIGSEGV"),
+        ("killed", "out_of_memory", "SIGKILL"),
+        ("garbage", "crash", "not valid"),
+        ("other cell", "crash", "another/one/default"),
+    ],
+)
+def test_a_cell_that_dies_is_a_result_that_says_how(tmp_path: Path, behaviour: str, kind: str, says: str) -> None:
+    result, _ = run(behaviour, tmp_path)
+    assert result.failure is not None
+    assert result.failure.kind == kind
+    assert says in result.failure.message
+    assert result.evidence == {}
+
+
+def test_last_lines_of_a_dead_cell_are_kept(tmp_path: Path) -> None:
+    result, _ = run("exit", tmp_path)
+    assert result.failure is not None
+    assert result.failure.last_lines == ("about to leave",)
+
+
+def test_suites_that_finished_before_the_cell_died_are_kept(tmp_path: Path) -> None:
+    result, _ = run("half", tmp_path)
+    assert result.failure is not None
+    assert set(result.evidence) == {Suite.RECOMPILE}
+
+
+def test_a_cell_that_hangs_is_killed_with_all_its_children(tmp_path: Path) -> None:
+    result, lines = run("hang", tmp_path, request(minutes=0.02))
+    assert result.failure is not None
+    assert result.failure.kind == "timeout"
+    assert "0.02 minutes" in result.failure.message
+    assert_gone(lines)
+
+
+def test_a_cell_asked_to_stop_at_its_timeout_keeps_what_it_wrote(tmp_path: Path) -> None:
+    result, lines = run("stop politely", tmp_path, request(minutes=0.02))
+    assert result.failure is not None
+    assert result.failure.kind == "timeout"
+    assert set(result.evidence) == {Suite.RECOMPILE, Suite.EQUIVALENCE}
+    assert_gone(lines)
+
+
+def test_a_cell_over_its_memory_limit_is_out_of_memory(tmp_path: Path) -> None:
+    result, lines = run("memory", tmp_path, request(memory="128m"))
+    assert result.failure is not None
+    assert result.failure.kind == "out_of_memory"
+    assert "128m" in result.failure.message
+    assert_gone(lines)
+
+
+def test_stop_ends_running_cells_and_lets_none_start(tmp_path: Path) -> None:
+    runtime = StubRuntime("hang")
+    asked = request()
+    lines: list[str] = []
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        if line.startswith("::suite"):
+            runtime.stop()
+
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    environment = prepared(asked.environment_name, asked.environment)
+    for name in ("first", "second"):
+        result = runtime.run_cell(environment, asked, tmp_path / name, on_line)
+        assert result.failure is not None
+        assert result.failure.kind == "interrupted"
+    assert sum(line.startswith("child ") for line in lines) == 1
+    assert_gone(lines)
+
+
+def seen_environment(result: CellResult) -> dict[str, str]:
+    found: dict[str, str] = result.evidence[Suite.RECOMPILE].details["environment"]
+    return found
+
+
+def test_nothing_of_the_users_shell_reaches_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCH_LOGS", "TORCHDYNAMO_DISABLE", "TOTO_DISABLE_COMPILE", "PYTHONSTARTUP", "PIP_INDEX_URL"):
+        monkeypatch.setenv(name, "1")
+    found = seen_environment(run("environment", tmp_path)[0])
+    leaked = {name for name in found if name.startswith(("TORCH_", "TORCHDYNAMO", "TOTO_D", "PIP_", "PYTHONSTARTUP"))}
+    assert leaked == set()
+    assert found["OMP_NUM_THREADS"] == "1"
+    assert found["HOME"] == str(tmp_path / "home")
+    assert found["PYTHONPATH"] == "/nowhere"
+
+
+def test_a_cuda_build_on_the_cpu_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert seen_environment(run("environment", tmp_path)[0])["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_cuda_cell_sees_the_one_gpu_it_was_given(tmp_path: Path) -> None:
+    result, _ = run("environment", tmp_path, request(device=Device.CUDA), gpu="1")
+    assert seen_environment(result)["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_sizes_are_read_as_containers_read_them() -> None:
+    assert (bytes_of("512m"), bytes_of("8g")) == (2**29, 2**33)

@@ -1,0 +1,73 @@
+"""prune removes what no environment needs, and never what somebody is building."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.runtimes.stub_runtime import MATRIX_TEXT
+from toto_compat.cli import cli
+from toto_compat.matrix.load import load_matrix
+from toto_compat.runtimes.source import hash_source
+from toto_compat.runtimes.venv import build_lock, venv_folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One virtualenv in use, one outdated, one half-built; one source in use, one outdated; a dead cell's scratch."""
+    (tmp_path / "matrix.yaml").write_text(MATRIX_TEXT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(cache))
+    matrix = load_matrix(tmp_path / "matrix.yaml")
+    in_use = venv_folder("torch-2.13.0-cpu", matrix.environments["torch-2.13.0-cpu"])
+    for folder in (in_use, cache / "venvs/torch-2.1.0-cpu-0123456789", cache / "venvs/.building-x-0123456789-abc"):
+        folder.mkdir(parents=True)
+        (folder / "content").write_text("x" * 5000)
+    in_use.with_name(f"{in_use.name}.log").write_text("log")
+    for folder in (cache / "sources" / hash_source()[:16], cache / "sources" / "outdated", cache / "s" / "dead"):
+        folder.mkdir(parents=True)
+    return cache
+
+
+def prune(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["prune", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def folders(cache: Path) -> set[str]:
+    return {path.name.split("-0")[0] for path in cache.glob("*/*") if path.is_dir()}
+
+
+def test_only_what_no_environment_needs_is_removed(cache: Path) -> None:
+    shown = prune()
+    assert "venvs/torch-2.1.0-cpu-0123456789" in shown
+    assert "freed" in shown
+    remaining = {path.name for path in cache.glob("*/*") if path.is_dir()}
+    assert hash_source()[:16] in remaining
+    assert any(name.startswith("torch-2.13.0-cpu-") for name in remaining)
+    assert len(remaining) == 2
+    assert list((cache / "venvs").glob("*.log"))
+
+
+def test_a_dry_run_removes_nothing(cache: Path) -> None:
+    before = sorted(cache.rglob("*"))
+    assert "would free" in prune("--dry-run")
+    assert sorted(path for path in cache.rglob("*") if path.name != "door.lock") == before
+
+
+def test_all_removes_what_is_in_use_too(cache: Path) -> None:
+    prune("--all")
+    assert [path for path in cache.glob("*/*") if path.is_dir()] == []
+
+
+def test_a_virtualenv_that_is_being_built_stays(cache: Path) -> None:
+    with build_lock(cache / "venvs" / "x-0123456789.lock", "x", lambda _: None):
+        prune("--all")
+        assert (cache / "venvs" / ".building-x-0123456789-abc").is_dir()
+
+
+def test_nothing_to_remove_is_said(tmp_path: Path, cache: Path) -> None:
+    prune("--all")
+    assert "nothing to remove" in prune()
