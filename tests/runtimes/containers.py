@@ -7,11 +7,9 @@ builds and containers can be shown with it; tests that need a compiler use the r
 import hashlib
 import os
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import docker
 import pytest
 
 from toto_compat.errors import EngineError
@@ -43,16 +41,6 @@ def why_no_engine() -> str:
     )
     client.close()
     return "" if with_base else f"no offline base image with Python {OFFLINE_BASE_PYTHON}: `docker/offline-base.sh`"
-
-
-@pytest.fixture(scope="session")
-def client() -> Iterator[docker.DockerClient]:
-    reason = why_no_engine()
-    if reason:
-        pytest.skip(reason)
-    opened = open_client()
-    yield opened
-    opened.close()
 
 
 def tiny_wheel(folder: Path, name: str, version: str, content: str = "") -> Path:

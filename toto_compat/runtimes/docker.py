@@ -150,7 +150,7 @@ class DockerRuntime:
                     raise
                 answer = read_answer(folder / ANSWER_FILE)
             if answer.get("ok", {}).get("nonce") == nonce:
-                check_answer(name, environment, device, answer, self._limits)
+                check_answer(name, environment, device, answer)
                 if copy:
                     say(f"{name}: the engine does not see this machine's files, copying them in and out")
                 return Probed(copy, answer)
@@ -310,9 +310,8 @@ _RELAX = (
 )
 
 
-def check_answer(name: str, environment: Environment, device: Device, answer: dict[str, Any], limits: Limits) -> None:
+def check_answer(name: str, environment: Environment, device: Device, answer: dict[str, Any]) -> None:
     """Everything the cells rely on held in the probe; else an error of the environment that says what to change."""
-    del limits
     ok, failed = answer.get("ok", {}), answer.get("failed", {})
     for check, error in failed.items():
         hint = next((advice for words, advice in _RELAX if words in error), "")

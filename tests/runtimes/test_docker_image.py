@@ -1,0 +1,250 @@
+"""Images are named by what is in them, built offline from locks, and a failed build leaves nothing."""
+
+import configparser
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from tests.runtimes.containers import (
+    SMALL,
+    SMALL_ENVIRONMENT,
+    SmallProject,
+    make_small_project,
+)
+from toto_compat.errors import EnvironmentBuildError
+from toto_compat.runtimes import docker_image
+from toto_compat.runtimes.docker_image import (
+    BaseImage,
+    ImagePlan,
+    blame_build,
+    ensure_image,
+    own_images,
+    pip_settings,
+    resolve_base,
+    tar_stream,
+)
+from toto_compat.runtimes.engine import local_image
+from toto_compat.runtimes.locks import Lock, LockedPackage
+from toto_compat.runtimes.wheelhouse import wheel_path
+
+LIST_FILES = (
+    "import hashlib, pathlib\n"
+    "for path in sorted(p for root in ('/opt/venv', '/opt/torch') for p in pathlib.Path(root).rglob('*')):\n"
+    "    if path.is_file() and path.suffix != '.pyc':\n"
+    "        print(path, hashlib.sha256(path.read_bytes()).hexdigest())\n"
+)
+# pip is not in the image's environment; it runs out of the wheel that Debian's python carries
+FREEZE = "PYTHONPATH=$(ls /usr/share/python-wheels/pip-*.whl) /opt/venv/bin/python -m pip freeze --all --exclude pip"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: docker.DockerClient) -> Iterator[SmallProject]:
+    """A small project whose image no other test has, removed afterwards."""
+    yield make_small_project(tmp_path, monkeypatch, note=str(tmp_path))
+    for image in own_images(client):
+        if image.labels.get("toto-compat.environment") == SMALL:
+            client.images.remove(str(image.id), force=True)
+
+
+def quiet(_: str) -> None:
+    return
+
+
+def run_in(client: docker.DockerClient, image: str, *command: str) -> str:
+    shown = client.containers.run(image, list(command), network_mode="none", remove=True, labels=["toto-compat"])
+    return bytes(shown).decode()
+
+
+# --- with an engine ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.docker
+def test_an_image_that_is_there_is_not_built_again(client: docker.DockerClient, project: SmallProject) -> None:
+    said: list[str] = []
+    _, first = ensure_image(client, SMALL, SMALL_ENVIRONMENT, said.append)
+    assert any("built in" in line for line in said)
+    said.clear()
+    _, second = ensure_image(client, SMALL, SMALL_ENVIRONMENT, said.append)
+    assert second.id == first.id
+    assert not any("build" in line for line in said)
+
+
+@pytest.mark.docker
+def test_built_twice_from_the_lock_the_files_are_the_same(client: docker.DockerClient, project: SmallProject) -> None:
+    _, first = ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
+    files = run_in(client, str(first.id), "/opt/venv/bin/python", "-c", LIST_FILES)
+    frozen = run_in(client, str(first.id), "sh", "-c", FREEZE)
+    _, second = ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet, rebuild=True)
+    assert second.id != first.id
+    assert run_in(client, str(second.id), "/opt/venv/bin/python", "-c", LIST_FILES) == files
+    assert run_in(client, str(second.id), "sh", "-c", FREEZE) == frozen
+    assert frozen.split() == ["torch==9.9.9", "toto-ts==0.2.0"]  # the lock and nothing else
+    assert "/opt/torch/lib/python3.11/site-packages/torch.py" in files
+
+
+@pytest.mark.docker
+def test_the_image_runs_as_nobody_in_particular_and_carries_its_labels(
+    client: docker.DockerClient,
+    project: SmallProject,
+) -> None:
+    plan, image = ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
+    assert image.attrs["Config"]["User"] == "10001:10001"
+    assert image.labels["toto-compat"] == "environment"
+    assert image.labels["toto-compat.identity"] == plan.identity
+    assert plan.tag in image.tags
+
+
+@pytest.mark.docker
+def test_nothing_of_pips_settings_or_wheels_is_in_the_image(client: docker.DockerClient, project: SmallProject) -> None:
+    _, image = ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
+    assert (
+        run_in(client, str(image.id), "sh", "-c", "ls /build /etc/pip.conf 2>/dev/null; find / -xdev -name '*.whl'")
+        == ""
+    )
+    assert not any("PIP_" in variable for variable in image.attrs["Config"]["Env"])
+
+
+@pytest.mark.docker
+def test_a_missing_base_without_registry_is_told_with_the_script_that_makes_one(client: docker.DockerClient) -> None:
+    with pytest.raises(EnvironmentBuildError, match="is not on the engine and no registry answers") as caught:
+        resolve_base(client, "registry.invalid/nothing:here", "3.99", quiet)
+    assert "docker/offline-base.sh" in caught.value.hint
+
+
+@pytest.mark.docker
+def test_the_offline_base_stands_in_and_says_so(client: docker.DockerClient) -> None:
+    said: list[str] = []
+    base = resolve_base(client, "registry.invalid/nothing:here", "3.11", said.append)
+    assert base.reference.startswith("toto-compat-base:")
+    assert "using the offline base" in said[-1]
+
+
+@pytest.mark.docker
+def test_a_wheel_whose_hash_does_not_match_stops_the_build(
+    client: docker.DockerClient,
+    project: SmallProject,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = project.lock.packages[1]
+    wheel_path(package).write_bytes(wheel_path(package).read_bytes() + b"\0")
+    # as if it had been replaced after the check on this side: pip in the build checks again
+    monkeypatch.setattr(docker_image, "verify_wheels", lambda _: None)
+    with pytest.raises(EnvironmentBuildError, match="does not match the hash in its lock"):
+        ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
+    assert nothing_left(client)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("RUN echo something is wrong here && exit 3", "something is wrong here"),
+        ("RUN echo data >/dev/full", "the engine's disk is full"),
+        ("FROM", "the engine refuses to build"),
+    ],
+    ids=["failing step", "full disk", "syntax"],
+)
+def test_a_build_that_fails_says_why_and_leaves_nothing(
+    client: docker.DockerClient,
+    project: SmallProject,
+    step: str,
+    message: str,
+) -> None:
+    dockerfile = project.folder / "Dockerfile"
+    dockerfile.write_text(dockerfile.read_text() + f"\n{step}\n")
+    with pytest.raises(EnvironmentBuildError, match=message):
+        ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
+    assert nothing_left(client)
+
+
+@pytest.mark.docker
+def test_a_base_without_the_python_asked_for_is_blamed(
+    client: docker.DockerClient,
+    project: SmallProject,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base = resolve_base(client, "registry.invalid/nothing:here", "3.11", quiet)
+    lock = Lock(SMALL, "3.99", project.lock.asked, project.lock.packages)
+    monkeypatch.setattr(docker_image, "read_lock", lambda *_: lock)
+    monkeypatch.setattr(docker_image, "resolve_base", lambda *_: base)
+    with pytest.raises(EnvironmentBuildError, match=r"has no complete python3\.99"):
+        ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
+
+
+def nothing_left(client: docker.DockerClient) -> bool:
+    """No tagged image of the small environment, and no container of a build."""
+    images = [image for image in own_images(client) if image.labels.get("toto-compat.environment") == SMALL]
+    running = [one for one in client.containers.list(all=True) if one.labels.get("toto-compat", "").startswith("stage")]
+    return not images and not running
+
+
+# --- without one ------------------------------------------------------------------------------------------------------
+
+
+def plan_of(*, dockerfile: bytes = b"FROM x", version: str = "1.0", base: str = "sha256:1") -> ImagePlan:
+    package = LockedPackage("torch", version, version.replace(".", "").ljust(64, "0"), "torch.whl")
+    lock = Lock(SMALL, "3.11", (), (package,))
+    return ImagePlan(SMALL, lock, BaseImage("asked", "reference", base, complete=True), dockerfile)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [plan_of(dockerfile=b"FROM y"), plan_of(version="1.1"), plan_of(base="sha256:2")],
+    ids=["file", "lock", "base"],
+)
+def test_dockerfile_lock_and_base_are_the_images_identity(other: ImagePlan) -> None:
+    assert plan_of().tag == plan_of().tag
+    assert other.tag != plan_of().tag
+
+
+def test_the_context_is_a_tar_archive_of_any_size(tmp_path: Path) -> None:
+    large = tmp_path / "large.whl"
+    large.write_bytes(os.urandom(3 * 2**20 + 17))
+    stream = b"".join(tar_stream(iter([("Dockerfile", b"FROM x"), ("toto/wheels/large.whl", large)])))
+    with tarfile.open(fileobj=io.BytesIO(stream)) as archive:
+        names = archive.getnames()
+        content = archive.extractfile("toto/wheels/large.whl")
+        assert content is not None
+        assert content.read() == large.read_bytes()
+    assert names == ["Dockerfile", "toto/wheels/large.whl"]
+
+
+def test_an_online_build_gets_index_and_certificates_but_no_folder_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = tmp_path / "ca.pem"
+    certificates.write_text("certificate")
+    settings = tmp_path / "pip.conf"
+    settings.write_text(
+        "[global]\nindex-url = https://user:secret@index.example/simple\n"
+        "extra-index-url = file:///srv/simple https://other.example/simple\n"
+        f"cert = {certificates}\nfind-links = /srv/wheels\n"
+    )
+    for variable in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    text, found = pip_settings()
+    passed = configparser.ConfigParser(interpolation=None)
+    passed.read_string(text)
+    assert dict(passed["global"]) == {
+        "index-url": "https://user:secret@index.example/simple",
+        "extra-index-url": "https://other.example/simple",
+        "cert": "/build/pip/ca.crt",
+    }
+    assert found == b"certificate"
+
+
+def test_a_full_disk_in_a_build_is_told_as_one() -> None:
+    error = blame_build(plan_of(), ["write /opt/x: no space left on device"], Path("log"))
+    assert "disk is full" in error.message
+    assert "toto-compat images prune" in error.hint
+
+
+@pytest.mark.docker
+def test_local_image_of_a_name_nobody_has_is_none(client: docker.DockerClient) -> None:
+    assert local_image(client, "toto-compat/nobody-has-this:1") is None

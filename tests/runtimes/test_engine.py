@@ -1,0 +1,151 @@
+"""Before an hour is lost: each reason why containers cannot run is told apart and names its fix."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from toto_compat.errors import EngineError, EnvironmentBuildError, ExitCode
+from toto_compat.matrix.schema import Device, Environment
+from toto_compat.runtimes.engine import (
+    EngineFacts,
+    blame_connection,
+    check_disk,
+    check_gpu,
+    engine_endpoint,
+    open_client,
+    wheel_runs_on,
+)
+from toto_compat.runtimes.machine import Gpu
+
+CUDA = Environment(torch="2.9.0", build="cu128", gpu_architectures=("sm_80", "sm_86", "sm_90", "sm_120"))
+CUDA_13 = Environment(torch="2.13.0", build="cu130", gpu_architectures=("sm_75", "sm_120"))
+RTX_5090 = Gpu("0", "NVIDIA GeForce RTX 5090", "581.10", "sm_120")
+
+
+def facts(**changes: object) -> EngineFacts:
+    known: dict[str, object] = {
+        "version": "28.0",
+        "cpus": 8,
+        "memory_bytes": 2**36,
+        "runtimes": ("runc", "nvidia"),
+        "cdi_devices": (),
+        "root_folder": "/var/lib/docker",
+        "free_bytes": 10**12,
+    }
+    return EngineFacts(**{**known, **changes})  # type: ignore[arg-type]
+
+
+def test_no_engine_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    with pytest.raises(EngineError, match="there is no container engine at") as caught:
+        open_client()
+    assert "docker/engine.sh start" in caught.value.hint
+    assert caught.value.code is ExitCode.ENGINE
+
+
+def test_a_socket_that_nobody_listens_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "docker.sock"
+    with socket.socket(socket.AF_UNIX) as left_over:
+        left_over.bind(str(path))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    with pytest.raises(EngineError, match="is not running"):
+        open_client()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="taking a permission away from oneself needs root")
+def test_no_permission_on_the_socket(tmp_path: Path) -> None:
+    path = tmp_path / "docker.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        path.chmod(0o600)
+        for folder in (tmp_path, *tmp_path.parents[:3]):
+            folder.chmod(0o755)
+        with socket.socket(socket.AF_UNIX) as asking:
+            os.seteuid(65534)
+            try:
+                with pytest.raises(PermissionError) as refused:
+                    asking.connect(str(path))
+            finally:
+                os.seteuid(0)
+    blamed = blame_connection(f"unix://{path}", RuntimeError("wrapped", refused.value))
+    assert "no permission" in blamed.message
+    assert "usermod -aG docker" in blamed.hint
+
+
+def test_a_remote_engine_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{port}")
+    with pytest.raises(EngineError, match=rf"tcp://127.0.0.1:{port}"):
+        open_client()
+
+
+def test_the_current_context_names_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hashlib
+    import json
+
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("DOCKER_CONTEXT", "far")
+    folder = tmp_path / "contexts" / "meta" / hashlib.sha256(b"far").hexdigest()
+    folder.mkdir(parents=True)
+    meta = {"Name": "far", "Metadata": {}, "Endpoints": {"docker": {"Host": "tcp://far:2375", "SkipTLSVerify": False}}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    (tmp_path / "config.json").write_text("{}")
+    assert engine_endpoint()[0] == "tcp://far:2375"
+
+
+def test_a_gpu_without_nvidia_runtime_is_blamed_on_the_engine() -> None:
+    with pytest.raises(EnvironmentBuildError, match="no NVIDIA runtime") as caught:
+        check_gpu("torch-2.9.0-cu128", CUDA, Device.CUDA, facts(runtimes=("runc",)), [RTX_5090])
+    assert "nvidia-ctk" in caught.value.hint
+
+
+def test_an_engine_with_cdi_devices_needs_no_nvidia_runtime() -> None:
+    check_gpu("e", CUDA, Device.CUDA, facts(runtimes=("runc",), cdi_devices=("nvidia.com/gpu=0",)), [RTX_5090])
+
+
+def test_a_driver_too_old_names_the_one_needed() -> None:
+    old = Gpu("0", "NVIDIA GeForce RTX 5090", "570.86.16", "sm_120")
+    with pytest.raises(EnvironmentBuildError, match=r"driver 570\.86\.16 is too old for cu130: CUDA 13 needs 580"):
+        check_gpu("torch-2.13.0-cu130", CUDA_13, Device.CUDA, facts(), [old])
+
+
+def test_the_same_driver_is_new_enough_for_cuda_12() -> None:
+    check_gpu("e", CUDA, Device.CUDA, facts(), [Gpu("0", "NVIDIA GeForce RTX 5090", "570.86.16", "sm_120")])
+
+
+def test_a_gpu_the_wheel_has_no_kernels_for_is_an_environment_error() -> None:
+    volta = Gpu("0", "Tesla V100", "581.10", "sm_70")
+    with pytest.raises(EnvironmentBuildError, match="no kernels for Tesla V100") as caught:
+        check_gpu("torch-2.13.0-cu130", CUDA_13, Device.CUDA, facts(), [volta])
+    assert "says nothing about any cache" in caught.value.hint
+
+
+def test_a_gpu_asked_for_and_none_there() -> None:
+    with pytest.raises(EnvironmentBuildError, match="no NVIDIA GPU answers"):
+        check_gpu("e", CUDA, Device.CUDA, facts(), [])
+
+
+def test_a_cuda_build_on_the_cpu_needs_no_gpu() -> None:
+    check_gpu("e", CUDA, Device.CPU, facts(runtimes=("runc",)), [])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "runs"), [("sm_86", True), ("sm_89", True), ("sm_75", False), ("sm_120", True), ("sm_100", False)]
+)
+def test_kernels_run_on_their_own_major_version_from_their_minor_up(gpu: str, runs: bool) -> None:
+    assert wheel_runs_on(gpu, CUDA.gpu_architectures) is runs
+
+
+def test_a_disk_too_small_says_how_much_is_needed() -> None:
+    with pytest.raises(EnvironmentBuildError, match=r"needs about 20 GB, .* 3\.0 GB free"):
+        check_disk("e", 20 * 10**9, facts(free_bytes=3 * 10**9))
+
+
+def test_a_remote_engines_disk_is_not_guessed() -> None:
+    check_disk("e", 20 * 10**9, facts(free_bytes=None))
