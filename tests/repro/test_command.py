@@ -1,0 +1,107 @@
+"""`repro` says REPRODUCED, GONE or what differed, and its exit code says the same."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from toto_compat.errors import ExitCode, SelectionError
+from toto_compat.evidence.schema import CellResult, Failure, Outcome, Provenance, SuiteEvidence
+from toto_compat.matrix.load import load_matrix
+from toto_compat.matrix.schema import Device, Suite
+from toto_compat.observe.events import Event, EventKind, Severity
+from toto_compat.repro.command import (
+    Reproduction,
+    as_data,
+    as_text,
+    exit_code,
+    incident_request,
+    repro_command,
+)
+from toto_compat.repro.incident import load_incident, match_incident
+
+ROOT = Path(__file__).parent.parent.parent
+INCIDENT = ROOT / "incidents" / "2025-10-30-recompile-limit.yaml"
+LIMIT_HIT = Event(
+    kind=EventKind.RECOMPILE_LIMIT,
+    severity=Severity.ERROR,
+    function="positional_embedding",
+    file="toto/model/attention.py",
+    line=105,
+    compile_id="6/8",
+    reason="6/7: kv_cache._current_idx[7] == 0",
+    limit=8,
+)
+
+
+def reproduction(
+    *events: Event, cache: str | None = None, outcome: Outcome = Outcome.MEASURED, failure: Failure | None = None
+) -> Reproduction:
+    incident = load_incident(INCIDENT)
+    matrix = load_matrix(ROOT / "matrix.yaml")
+    request = incident_request(incident, matrix, ROOT / "matrix.yaml", cache=cache, environment="torch-2.13.0-cpu")
+    evidence = {Suite.RECOMPILE: SuiteEvidence(suite=Suite.RECOMPILE, outcome=outcome, events=events)}
+    provenance = Provenance(torch="2.13.0+cpu", runtime="docker", image="sha256:" + "1" * 64, lock="2" * 64)
+    result = CellResult(cell=request.cell, request=request, provenance=provenance, evidence=evidence, failure=failure)
+    return Reproduction(incident, result, events, tuple(match_incident(incident, events, "2.13.0")))
+
+
+def test_the_incident_asks_for_productions_environment_cache_and_settings() -> None:
+    incident, matrix = load_incident(INCIDENT), load_matrix(ROOT / "matrix.yaml")
+    request = incident_request(incident, matrix, ROOT / "matrix.yaml", device=Device.CUDA)
+    assert request.environment_name == matrix.production
+    assert request.cache.name == "list_index"
+    assert request.device is Device.CUDA
+    assert request.settings.recompile_limit is None  # torch's own limit of 8
+    assert request.profile.suites == (Suite.RECOMPILE,)
+
+
+def test_the_same_events_are_reproduced() -> None:
+    same = reproduction(LIMIT_HIT)
+    assert as_text(same).endswith("REPRODUCED")
+    assert exit_code(same) is ExitCode.OK
+    assert as_data(same)["reproduced"] is True
+
+
+def test_another_function_is_not_reproduced_and_says_so() -> None:
+    other = reproduction(LIMIT_HIT.model_copy(update={"function": "forward"}))
+    assert "function: 'forward' here" in as_text(other)
+    assert as_text(other).endswith("NOT REPRODUCED")
+    assert exit_code(other) is ExitCode.NOT_REPRODUCED
+
+
+def test_another_cache_without_the_events_is_told_as_gone() -> None:
+    gone = reproduction(cache="fixed_size")
+    assert as_text(gone).splitlines()[-1].startswith("GONE with fixed_size")
+    assert exit_code(gone) is ExitCode.NOT_REPRODUCED
+
+
+def test_a_crash_is_neither_reproduced_nor_gone() -> None:
+    crash = reproduction(cache="fixed_size", failure=Failure(kind="crash", message="died", last_lines=("the last",)))
+    assert "NOT RUN: crash: died" in as_text(crash)
+    assert "GONE" not in as_text(crash)
+    assert exit_code(crash) is ExitCode.CELL_NOT_RUN
+
+
+def test_missing_evidence_is_not_taken_for_gone() -> None:
+    nothing = reproduction(cache="fixed_size", outcome=Outcome.ERROR)
+    assert exit_code(nothing) is ExitCode.CELL_NOT_RUN
+    assert as_data(nothing)["reproduced"] is False
+
+
+def test_an_unknown_cache_is_refused_with_the_nearest_name() -> None:
+    arguments = [str(INCIDENT), "--cache", "fixed_sise", "--matrix", str(ROOT / "matrix.yaml")]
+    run = CliRunner().invoke(repro_command, arguments)
+    assert isinstance(run.exception, SelectionError)
+    assert "fixed_size" in run.exception.hint
+
+
+def test_without_an_engine_docker_is_refused_and_not_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from toto_compat.errors import EngineError
+
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+    run = CliRunner().invoke(
+        repro_command, [str(INCIDENT), "--runtime", "docker", "--matrix", str(ROOT / "matrix.yaml")]
+    )
+    assert isinstance(run.exception, EngineError)
