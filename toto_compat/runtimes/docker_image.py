@@ -242,7 +242,7 @@ def _build(
     except (requests.exceptions.RequestException, OSError) as error:
         raise engine_lost(error) from error
     except EnvironmentBuildError:
-        _drop_stages(client, "stage", "stage-toto", "stage-torch")
+        _drop_stages(client, "stage-torch", "stage", *(("stage-toto",) if online else ()))
         raise
     # An online build had the user's index settings in its stages, which may hold a password.
     _drop_stages(client, *(("stage-torch", "stage-toto") if online else ("stage-torch",)))
