@@ -213,3 +213,10 @@ def _suite_in_state(evidence: SuiteEvidence, state: str) -> SuiteEvidence | None
 def _with_every_figure(evidence: SuiteEvidence, **changes: object) -> SuiteEvidence:
     figures = {name: figure.model_copy(update=changes) for name, figure in evidence.figures.items()}
     return evidence.model_copy(update={"figures": figures})
+
+
+def test_reasons_are_one_line_without_control_characters() -> None:
+    missing = Figure(value=None, missing="killed\n\x1b[2J\x1b]0;title\x07 by\x00 the kernel")
+    reason = judge(with_figures(good_result(), {Gate.MEMORY: missing}), GATES).gates[Gate.MEMORY].reason
+    assert reason.isprintable()
+    assert "by the kernel" in reason

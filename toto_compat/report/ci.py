@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 from toto_compat.matrix.schema import Device
-from toto_compat.report.table import markdown_table
+from toto_compat.report.table import markdown_table, plain_markdown
 from toto_compat.verdict.decision import Answer
 from toto_compat.verdict.gates import JudgedCell, JudgedGate, Status
 from toto_compat.verdict.judged_run import JudgedRun
@@ -42,8 +42,8 @@ def step_summary(judged: JudgedRun) -> str:
         f"{sum(cell.verdict is status for cell in judged.cells)} {status.value}"
         for status in (Status.PASS, Status.FAIL, Status.INCONCLUSIVE)
     )
-    answer = "\n".join(f"- {_plain_markdown(found.sentence)}" for found in judged.decision.devices.values())
-    head = f"## torch.compile for Toto: {_plain_markdown(judged.run.info.name)}\n\n{answer}\n\n{counts}\n\n"
+    answer = "\n".join(f"- {plain_markdown(found.sentence)}" for found in judged.decision.devices.values())
+    head = f"## torch.compile for Toto: {plain_markdown(judged.run.info.name)}\n\n{answer}\n\n{counts}\n\n"
     table, _, _ = markdown_table(judged.cells, judged.decision).rpartition("\n\n")
     lines, left = [], _SUMMARY_BYTES - len(head.encode())
     for line in table.splitlines():
@@ -102,7 +102,3 @@ def _junit_case(cell: JudgedCell, judged: JudgedGate) -> ET.Element:
 
 def _xml(text: str) -> str:
     return _NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def _plain_markdown(text: str) -> str:
-    return text.replace("<", "&lt;").replace("\n", " ")

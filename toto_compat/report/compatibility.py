@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from toto_compat.errors import StorageError
 from toto_compat.evidence.schema import Figure
-from toto_compat.evidence.store import write_atomically
+from toto_compat.evidence.store import Run, RunInfo, StoredCell, read_model, write_atomically
 from toto_compat.report.table import markdown_table
 from toto_compat.verdict.decision import Decision, DeviceDecision, decide, settings_to_copy
 from toto_compat.verdict.gates import JudgedCell
-from toto_compat.verdict.judged_run import in_table_order
+from toto_compat.verdict.judged_run import JudgedRun, in_table_order
 
 SCHEMA_VERSION = 1
 
@@ -90,12 +91,30 @@ def _device_as_json(found: DeviceDecision) -> dict[str, Any]:
 
 
 def write_compatibility(run_folder: Path, cells: Sequence[JudgedCell]) -> Decision:
-    """Write compatibility.json and .md into the run folder and return the decision they carry."""
+    """Write compatibility.json, .md and, for a stored run, .html into its folder; return the decision they carry."""
     ordered = in_table_order(cells)
     decision = decide(ordered)
     write_atomically(run_folder / "compatibility.json", as_json(compatibility(ordered, decision)))
     write_atomically(run_folder / "compatibility.md", markdown_table(ordered, decision))
+    if (run_folder / "run.json").is_file():
+        _write_page(run_folder, ordered, decision)
     return decision
+
+
+def _write_page(run_folder: Path, cells: tuple[JudgedCell, ...], decision: Decision) -> None:
+    # here and not above: matplotlib and jinja2 take longer to import than the rest of this takes to run
+    from toto_compat.report.html import render_page
+    from toto_compat.report.page_data import history_of
+
+    info = read_model(run_folder / "run.json", RunInfo)
+    gates = {gate: judged.limit for cell in cells for gate, judged in cell.gates.items()}
+    stored = tuple(cell.result for cell in cells if isinstance(cell.result, StoredCell))
+    judged = JudgedRun(run=Run(run_folder, info, stored), gates=gates, cells=cells, decision=decision)
+    try:
+        history = history_of(run_folder.parent, until=judged)
+    except StorageError:
+        history = {}  # damage in another run must not spoil this one; `toto-compat report` names the file
+    write_atomically(run_folder / "compatibility.html", render_page(judged, history))
 
 
 def as_json(document: Any) -> str:

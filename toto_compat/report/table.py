@@ -57,7 +57,7 @@ def markdown_table(cells: Sequence[JudgedCell], decision: Decision) -> str:
         rows.append([escaped_markdown(text) for text in row])
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
     legend = "~ predicted, decides nothing; ? not measured. Eager is the reference, not a row."
-    return f"{table}\n\n{legend}\n\n{decision.sentence}\n"
+    return f"{table}\n\n{legend}\n\n{plain_markdown(decision.sentence)}\n"
 
 
 def value_text(judged: JudgedGate, pattern: str = "{:g}") -> str:
@@ -119,5 +119,10 @@ def _wrapped(text: str, width: int) -> str:
     return "\n".join([*lines, text])
 
 
+def plain_markdown(text: str) -> str:
+    """Text outside a table: no markup of its own."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
+
+
 def escaped_markdown(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    return plain_markdown(text.replace("\\", "\\\\").replace("|", "\\|"))

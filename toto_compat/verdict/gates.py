@@ -75,7 +75,9 @@ class JudgedCell:
         if self.deciding:
             return self.deciding.reason
         if self.result.failure:
-            return f"the cell did not finish ({self.result.failure.kind}): {_first_line(self.result.failure.message)}"
+            return one_line(
+                f"the cell did not finish ({self.result.failure.kind}): {_first_line(self.result.failure.message)}"
+            )
         return "" if self.verdict is Status.PASS else "no gate applies"
 
     def figure(self, suite: Suite, name: str) -> Figure | None:
@@ -127,7 +129,7 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit) -> JudgedGate:
     figure = evidence.figures.get(gate.value) if evidence else None
 
     def judged(status: Status, reason: str, next_command: str = "") -> JudgedGate:
-        return JudgedGate(gate, status, limit, figure, reason, next_command)
+        return JudgedGate(gate, status, limit, figure, one_line(reason), next_command)
 
     if gate is Gate.CUDAGRAPHS and (why := _cudagraphs_do_not_apply(result, figure)):
         return judged(Status.NOT_APPLICABLE, why)
@@ -214,6 +216,11 @@ def _no_figure(gate: Gate, evidence: SuiteEvidence | None, figure: Figure | None
 def _command_for_missing(result: CellResult, suite: Suite) -> str:
     needs_other_profile = suite not in result.request.profile.suites
     return rerun_command(result, profile="production-check" if needs_other_profile else "")
+
+
+def one_line(text: str) -> str:
+    """Text from a log made fit for a table: one line, and no control characters that a terminal would obey."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def _failure_line(evidence: SuiteEvidence) -> str:

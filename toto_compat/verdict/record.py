@@ -32,7 +32,7 @@ def decision_record(judged: JudgedRun) -> str:
         )
         + ".",
         "",
-        judged.decision.sentence,
+        _text(judged.decision.sentence),
     ]
     for device, found in judged.decision.devices.items():
         lines += ["", f"## {device.value.upper()}: {ANSWERS[found.answer]}", "", *_device_lines(found)]
@@ -52,7 +52,7 @@ def forecasts_text(figure: Figure | None) -> str:
 
 
 def _device_lines(found: DeviceDecision) -> list[str]:
-    lines = [f"- Why: {found.reason}."]
+    lines = [f"- Why: {_text(found.reason)}."]
     if found.decided_by:
         lines.append(f"- Decided by: `{found.decided_by.value}`.")
     if found.contender:
@@ -105,4 +105,9 @@ def _look_again(judged: JudgedRun, date: str) -> list[str]:
 
 
 def _one_cell(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    return _text(text.replace("\\", "\\\\").replace("|", "\\|"))
+
+
+def _text(text: str) -> str:
+    """Reasons carry what torch said: none of it may become markup."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")

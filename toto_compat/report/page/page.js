@@ -111,7 +111,8 @@ function applyFilters() {
 }
 filters.addEventListener("change", applyFilters);
 filters.addEventListener("submit", (event) => event.preventDefault());
-filters.addEventListener("reset", () => queueMicrotask(applyFilters));
+// the fields change after this event: a microtask would still see the old ones
+filters.addEventListener("reset", () => setTimeout(applyFilters));
 
 // --- the grid by keyboard --------------------------------------------------------------------------------------------
 
@@ -284,7 +285,7 @@ function fillDetails(number) {
   ]), [3])));
   if (cell.history.length > 1) {
     parts.push(...section("History over runs", table(["run", "date", "verdict", "speedup", "recompiles in total"],
-      cell.history.map(([run, date, verdict, speedup, recompiles]) => [run, date, chip(verdict), speedup === null ? "" : `${speedup.toFixed(2)}x`, recompiles ?? ""]))));
+      cell.history.map(([run, date, verdict, speedup, recompiles]) => [run, date, chip(verdict), speedup === null ? "" : `${typeof speedup === "number" ? speedup.toFixed(2) : speedup}x`, recompiles ?? ""]))));
   }
   parts.push(...provenanceSection(cell));
   parts.push(...section("Files in the run folder", element("ul", {}, ...cell.files.map((file) => element("li", {}, element("code", {}, file))))));

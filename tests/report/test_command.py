@@ -1,0 +1,123 @@
+"""`report` and `diff` from the command line: formats, other limits, exit codes, clear errors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.verdict.sample_cells import (
+    GATES,
+    good_result,
+    production_incident,
+    speed_of,
+    speed_run,
+    with_figures,
+    with_suite,
+)
+from tests.verdict.stored_runs import store_run
+from toto_compat.errors import ExitCode, SelectionError
+from toto_compat.matrix.schema import Gate, GateLimit, Suite
+from toto_compat.report.command import FORMATS, diff_command, report_command
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    folder = tmp_path / "results"
+    store_run(folder, "first", [good_result(), production_incident()], started="2026-11-01T10:00:00Z")
+    slow = with_suite(
+        good_result(), Suite.SPEED, speed_of(speed_run(upstream_ms=52.0, cache_ms=40.0, compiled_ms=25.2, seed=9))
+    )
+    store_run(folder, "slower", [slow, production_incident()], started="2026-11-02T10:00:00Z")
+    store_run(folder, "again", [good_result(seed=5), production_incident()], started="2026-11-03T10:00:00Z")
+    (folder / "latest").symlink_to("again")
+    return folder
+
+
+def report(results: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(report_command, [*arguments, "--results", str(results)], catch_exceptions=False)
+
+
+def diff(results: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(diff_command, [*arguments, "--results", str(results)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "html"])
+def test_every_format_of_the_latest_run_is_printed(results: Path, form: str) -> None:
+    finished = report(results, "--format", form)
+    assert finished.exit_code == 0
+    assert finished.stdout.strip()
+
+
+def test_json_of_a_named_run_is_its_table(results: Path) -> None:
+    document = json.loads(report(results, "first", "--format", "json").stdout)
+    assert {row["verdict"] for row in document["rows"]} == {"PASS", "FAIL"}
+
+
+def test_other_limits_judge_an_old_run_and_leave_its_files_alone(results: Path, tmp_path: Path) -> None:
+    strict = tmp_path / "strict.yaml"
+    strict.write_text("gates: {speedup: {min: 50}}\n", encoding="utf-8")
+    before = sorted(path.name for path in (results / "first").iterdir())
+    document = json.loads(report(results, "first", "--format", "json", "--gates", str(strict)).stdout)
+    assert {row["decided_by"] for row in document["rows"]} == {"speedup"}
+    assert sorted(path.name for path in (results / "first").iterdir()) == before
+
+
+def test_output_goes_to_a_file(results: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "table.md"
+    assert report(results, "--format", "md", "--output", str(target)).stdout == ""
+    assert target.read_text(encoding="utf-8").startswith("|")
+
+
+def test_html_is_written_into_the_run_and_beside_it_for_other_limits(results: Path, tmp_path: Path) -> None:
+    report(results, "first", "--format", "html")
+    assert (results / "first" / "compatibility.html").is_file()
+    strict = tmp_path / "strict.yaml"
+    strict.write_text("speedup: {min: 50}\n", encoding="utf-8")
+    report(results, "first", "--format", "html", "--gates", str(strict))
+    assert (results / "first" / "compatibility-strict.html").is_file()
+
+
+def test_an_unknown_run_names_those_that_are_there(results: Path) -> None:
+    with pytest.raises(SelectionError, match="again"):
+        report(results, "absent")
+
+
+def test_two_runs_of_the_same_thing_raise_no_alarm(results: Path) -> None:
+    finished = diff(results, "first", "again", "--fail-on-regression")
+    assert finished.exit_code == 0
+    assert "0 regressed, 0 missing, 0 improved, 0 new, 2 same" in finished.stdout
+
+
+def test_a_slowdown_is_told_and_fails_only_when_asked(results: Path) -> None:
+    assert diff(results, "first", "slower").exit_code == 0
+    finished = diff(results, "first", "slower", "--fail-on-regression")
+    assert finished.exit_code == ExitCode.FINDINGS
+    assert "| regressed | torch-2.13.0-cpu/fixed_size/default" in finished.stdout
+
+
+def test_limits_that_moved_between_runs_are_no_change(results: Path) -> None:
+    lax: dict[Gate, GateLimit] = {gate: limit for gate, limit in GATES.items() if gate is not Gate.SPEEDUP}
+    store_run(results, "lax", [good_result(), production_incident()], gates=lax)
+    document = json.loads(diff(results, "first", "lax", "--json").stdout)
+    assert {row["change"] for row in document["rows"]} == {"same"}
+
+
+def test_diff_as_json_names_the_gate(results: Path) -> None:
+    worse = with_figures(good_result(), {Gate.GRAPH_BREAKS: 4.0})
+    store_run(results, "worse", [worse])
+    document = json.loads(diff(results, "first", "worse", "--json").stdout)
+    changes = {row["cell"]: row for row in document["rows"]}
+    assert changes["torch-2.13.0-cpu/fixed_size/default"]["gates"]["graph_breaks"]["change"] == "regressed"
+    assert changes["torch-2.13.0-cpu/list_index/default"]["change"] == "missing"
+
+
+def test_a_table_needs_neither_matplotlib_nor_jinja(results: Path) -> None:
+    program = (
+        "import sys; from toto_compat.report.command import report_command as c; "
+        f"c(['--results', {str(results)!r}], standalone_mode=False); "
+        "assert not {'matplotlib', 'jinja2', 'torch'} & set(sys.modules), 'heavy import'"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=Path(__file__).parents[2])

@@ -1,0 +1,163 @@
+"""The page as a file: self-contained, everything from logs escaped, the same bytes for the same evidence."""
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from tests.report.hostile import HOSTILE, hostile_cell
+from tests.verdict.sample_cells import good_result, production_incident, with_figures
+from tests.verdict.stored_runs import store_run
+from toto_compat.evidence.schema import CellResult
+from toto_compat.matrix.schema import Device, Gate, Suite
+from toto_compat.observe.events import Event, EventKind, Severity
+from toto_compat.report.html import render_page
+from toto_compat.report.page_data import grid_of, grouped_events, history_of, trend_points
+from toto_compat.verdict.decision import contenders_of
+from toto_compat.verdict.judged_run import load_judged_run
+
+ROOT = Path(__file__).parents[2]
+
+
+class Elements(HTMLParser):
+    """Start tags with their attributes, as a browser would see them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def page_of(folder: Path, *results: CellResult) -> str:
+    judged = load_judged_run(store_run(folder, "run", results))
+    return render_page(judged, {})
+
+
+def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
+    elements = Elements(page_of(tmp_path, good_result(), good_result(torch="2.9.0")))
+    for tag, attributes in elements.found:
+        for name in ("src", "href", "xlink:href", "action", "data"):
+            value = attributes.get(name)
+            assert value is None or value.startswith("#"), (tag, name, value)
+    assert not [tag for tag, _ in elements.found if tag in ("link", "iframe", "object", "embed")]
+
+
+def test_hostile_text_makes_no_elements(tmp_path: Path) -> None:
+    clean = Elements(page_of(tmp_path / "clean", production_incident()))
+    dirty = Elements(page_of(tmp_path / "dirty", hostile_cell()))
+    assert "alert" in HOSTILE
+    assert [tag for tag, _ in dirty.found].count("script") == [tag for tag, _ in clean.found].count("script")
+    assert not [tag for tag, attributes in dirty.found if any(name.startswith("on") for name in attributes)]
+
+
+def details_of(page: str) -> dict[str, Any]:
+    """The data of the first cell, read as strictly as a browser reads it."""
+    found = re.search(r'<script type="application/json" id="cell-0">(.*?)</script>', page, re.DOTALL)
+    assert found
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    details: dict[str, Any] = json.loads(found.group(1), parse_constant=refuse)
+    return details
+
+
+def test_embedded_data_reads_back_as_it_was(tmp_path: Path) -> None:
+    assert any(event["reason"] == HOSTILE for event in details_of(page_of(tmp_path, hostile_cell()))["events"])
+
+
+def test_the_same_evidence_gives_the_same_page(tmp_path: Path) -> None:
+    results = [good_result(torch="2.9.0"), good_result(torch="2.10.0"), production_incident()]
+    assert page_of(tmp_path / "a", *results) == page_of(tmp_path / "b", *results)
+
+
+def test_figures_that_are_not_numbers_do_not_break_the_page(tmp_path: Path) -> None:
+    broken = with_figures(good_result(), {Gate.EQUIVALENCE: float("nan"), Gate.SPEEDUP: float("inf")})
+    details = details_of(page_of(tmp_path, broken))
+    shown = {gate["gate"]: gate["value"] for gate in details["gates"]}
+    assert (shown["equivalence"], shown["speedup"]) == ("nan", "inf")
+    assert details["history"][0][3] == "inf"
+
+
+def test_the_grid_has_releases_across_and_caches_with_modes_down(tmp_path: Path) -> None:
+    results = [
+        good_result(torch="2.10.0", build="cu128"),
+        good_result(torch="2.9.0", build="cu128"),
+        good_result(torch="2.9.0", build="cu128", mode="max-autotune"),
+        good_result(),
+    ]
+    grid = grid_of(load_judged_run(store_run(tmp_path, "run", results)).cells)
+    assert [(column.torch, column.device) for column in grid.columns] == [
+        ("2.13.0", "cpu"),
+        ("2.9.0", "cuda"),
+        ("2.10.0", "cuda"),
+    ]
+    assert [row.mode for row in grid.rows] == ["default", "max-autotune"]
+    assert [found is not None for found in grid.rows[1].cells] == [False, True, False]
+
+
+def test_recompile_reasons_are_grouped_and_counted_with_their_source_line() -> None:
+    groups = grouped_events(production_incident().evidence[Suite.RECOMPILE].events)
+    first = groups[0]
+    assert (first["kind"], first["count"], first["where"]) == ("recompile", 8, "toto/model/attention.py:105")
+    assert first["reason"] == "kv_cache._current_idx[N] == N"
+
+
+def test_a_skip_that_names_its_mutated_inputs_counts_once() -> None:
+    skip = Event(kind=EventKind.CUDAGRAPH_SKIP, severity=Severity.WARNING, reason="mutated inputs", count=8)
+    assert grouped_events([skip, skip])[0]["count"] == 2
+
+
+def test_history_comes_from_the_other_runs_oldest_first(tmp_path: Path) -> None:
+    store_run(tmp_path, "b-old", [good_result()], started="2026-01-01T00:00:00Z")
+    store_run(tmp_path, "a-newer", [good_result()], started="2026-02-01T00:00:00Z")
+    current = load_judged_run(store_run(tmp_path, "now", [good_result()], started="2026-03-01T00:00:00Z"))
+    past = history_of(tmp_path, until=current)
+    assert [row.run for row in past["cpu/torch-2.13.0-cpu/fixed_size/default/stock"]] == ["b-old", "a-newer"]
+    assert "History: speedup over runs" in render_page(current, past)
+
+
+def test_trends_hold_measured_figures_along_the_releases(tmp_path: Path) -> None:
+    results = [good_result(torch=torch) for torch in ("2.11.0", "2.9.0")]
+    cells = load_judged_run(store_run(tmp_path, "run", results)).cells
+    contender = contenders_of(Device.CPU, cells)[0]
+    assert [release for release, _ in trend_points(contender, Suite.SPEED, "speedup")] == ["2.9.0", "2.11.0"]
+    # break-even is computed, not measured: it is no trend
+    assert trend_points(contender, Suite.SPEED, "break_even_cold") == []
+
+
+def test_two_thousand_cells_render_within_ten_seconds_of_work_and_half_a_gigabyte(tmp_path: Path) -> None:
+    results = [
+        (production_incident if number % 2 else good_result)(
+            torch=f"2.{number // 40}.0",
+            mode=("default", "reduce-overhead")[number // 2 % 2],
+            settings_name=f"s{number % 40}",
+        )
+        for number in range(2000)
+    ]
+    store_run(tmp_path, "years", results)
+    command = [
+        sys.executable,
+        "-m",
+        "toto_compat.cli",
+        "report",
+        "years",
+        "--results",
+        str(tmp_path),
+        "--format",
+        "html",
+    ]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # processor time and not the clock: other tests run beside this one
+    assert after.ru_utime - before.ru_utime < 10
+    assert after.ru_maxrss < 500 * 1024
+    assert (tmp_path / "years" / "compatibility.html").stat().st_size < 30_000_000

@@ -1,0 +1,92 @@
+"""The table fits a terminal, is clear without colour, and pastes as Markdown."""
+
+import re
+
+from tests.verdict.sample_cells import GATES, good_result, production_incident, with_figures
+from toto_compat.evidence.schema import CellResult, Figure
+from toto_compat.matrix.schema import Gate
+from toto_compat.report.table import markdown_table, terminal_table
+from toto_compat.verdict.decision import decide
+from toto_compat.verdict.gates import judge
+
+
+def shown(*results: CellResult, colour: bool = False) -> str:
+    cells = [judge(result, GATES) for result in results]
+    return terminal_table(cells, decide(cells), colour=colour)
+
+
+def as_markdown(*results: CellResult) -> str:
+    cells = [judge(result, GATES) for result in results]
+    return markdown_table(cells, decide(cells))
+
+
+def rows_of(text: str) -> list[str]:
+    """The table without the closing sentence, which a terminal wraps by itself."""
+    return text.rsplit("\n\n", 1)[0].splitlines()
+
+
+def test_the_widest_rows_fit_a_hundred_columns() -> None:
+    undecided = with_figures(
+        good_result(
+            cache="compile_friendly", mode="reduce-overhead", settings_name="production", torch="2.13.0", build="cu130"
+        ),
+        {Gate.LATENCY_STABILITY: Figure(value=None, missing="too few"), Gate.RECOMPILES_TOTAL: 9.0},
+    )
+    long_name = production_incident(mode="max-autotune").model_copy()
+    text = shown(undecided, long_name)
+    assert max(len(line) for line in rows_of(text)) <= 100
+    assert "? INCONCLUSIVE" in text
+
+
+def test_a_long_cache_name_is_wrapped_and_not_cut() -> None:
+    text = shown(good_result(cache="our_own_very_long_cache_name_v2"))
+    assert max(len(line) for line in rows_of(text)) <= 100
+    first_column = "".join(line[:16].strip() for line in rows_of(text)[3:5])
+    assert first_column == "our_own_very_long_cache_name_v2"[: len(first_column)]
+
+
+def test_verdicts_have_text_and_shape_without_colour() -> None:
+    text = shown(good_result(), production_incident())
+    assert "+ PASS" in text
+    assert "x FAIL" in text
+    assert "\x1b" not in text
+
+
+def test_colour_is_added_only_when_asked_and_changes_no_text() -> None:
+    coloured = shown(good_result(), production_incident(), colour=True)
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == shown(good_result(), production_incident())
+
+
+def test_the_row_shows_counts_equivalence_and_speedup() -> None:
+    line = next(line for line in rows_of(shown(production_incident())) if line.startswith("list_index"))
+    for part in ("recompile_limit", "PASS", "0/43", "132", "x"):
+        assert part in line
+
+
+def test_the_closing_sentence_answers_and_never_speaks_of_cuda_from_cpu_rows() -> None:
+    closing = shown(good_result()).rsplit("\n\n", 1)[1]
+    assert closing.startswith("On CUDA it is not known")
+    assert "On the CPU compile can be re-enabled in torch-2.13.0-cpu with cache fixed_size, mode default" in closing
+
+
+def test_markdown_is_one_table_with_predictions_marked() -> None:
+    text = as_markdown(good_result(), production_incident())
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 4
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+    assert "~8" in text
+    assert "~0" in text
+
+
+def test_text_from_torch_can_not_break_the_markdown_table() -> None:
+    hostile = with_figures(
+        good_result(), {Gate.MEMORY: Figure(value=None, missing="a | b <script>alert(1)</script>\nc")}
+    )
+    text = as_markdown(hostile)
+    assert "<script>" not in text
+    assert "a \\| b" in text
+
+
+def test_an_empty_run_still_answers() -> None:
+    assert "On CUDA it is not known" in shown()
