@@ -1,0 +1,242 @@
+"""fixed_size against toto-ts itself, eager: the arithmetic is the same in every shape and feature."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from toto.data.util.dataset import MaskedTimeseries  # noqa: E402
+from toto.inference.forecaster import TotoForecaster  # noqa: E402
+from toto.model.backbone import TotoBackbone  # noqa: E402
+
+from toto_compat import compile_toto  # noqa: E402
+from toto_compat.errors import InputError  # noqa: E402
+from toto_compat.evidence.schema import CacheRequest  # noqa: E402
+from toto_compat.matrix.schema import Workload  # noqa: E402
+from toto_compat.model.backbone import SHAPES, build_backbone  # noqa: E402
+from toto_compat.model.bound import bind  # noqa: E402
+from toto_compat.model.forecaster import StaticForecaster  # noqa: E402
+from toto_compat.model.series import Series, make_series  # noqa: E402
+from toto_compat.model.static_model import StaticModel  # noqa: E402
+
+pytestmark = pytest.mark.cell
+
+WORKLOAD = Workload(variates=2, groups=2, context_patches=(4, 8))
+RELATIVE = 1e-9  # in double precision
+
+
+@dataclass(frozen=True)
+class Small:
+    """A backbone of three layers: every kind of layer, quick to run."""
+
+    scaler: str = "CausalPatchStdMeanScaler"
+    distribution: str = "MixtureOfStudentTsOutput"
+    spacewise_first: bool = False
+
+    def build(self, dtype: Any = torch.float64) -> TotoBackbone:
+        shape = dict(SHAPES["tiny"]) | {
+            "patch_size": 8,
+            "stride": 8,
+            "embed_dim": 32,
+            "num_layers": 3,
+            "num_heads": 2,
+            "mlp_hidden_dim": 48,
+            "spacewise_every_n_layers": 3,
+            "spacewise_first": self.spacewise_first,
+            "scaler_cls": f"<class 'model.scaler.{self.scaler}'>",
+            "output_distribution_classes": [f"<class 'model.distribution.{self.distribution}'>"],
+        }
+        if self.distribution == "StudentTOutput":
+            shape["output_distribution_kwargs"] = {}
+        torch.manual_seed(7)
+        backbone = TotoBackbone(**shape, use_memory_efficient_attention=False)
+        return backbone.to(dtype).eval().requires_grad_(False)
+
+
+def series_of(context: int = 5, horizon: int = 4, *, batch: int = 2, variates: int = 2, dtype: Any = None) -> Series:
+    series = make_series(
+        WORKLOAD, patch_size=8, context_patches=context, horizon_patches=horizon, batch=batch, variates=variates
+    )
+    return series.to(dtype=dtype or torch.float64)
+
+
+def upstream(backbone: TotoBackbone) -> Any:
+    return bind(backbone, CacheRequest(name="upstream", source="builtin"))
+
+
+def agree(ours: Any, theirs: Any) -> bool:
+    return bool(torch.allclose(ours, theirs, rtol=RELATIVE, atol=RELATIVE))
+
+
+@pytest.mark.parametrize("scaler", ["CausalPatchStdMeanScaler", "CausalStdMeanScaler", "StdMeanScaler"])
+@pytest.mark.parametrize("distribution", ["MixtureOfStudentTsOutput", "StudentTOutput"])
+@pytest.mark.parametrize("spacewise_first", [False, True])
+def test_mean_forecast_is_upstreams_for_every_scaler_distribution_and_layer_order(
+    scaler: str, distribution: str, spacewise_first: bool
+) -> None:
+    backbone = Small(scaler, distribution, spacewise_first).build()
+    series = series_of()
+    ours = StaticModel(backbone, None).generate_mean(series, 30)
+    assert agree(ours, upstream(backbone).generate_mean(series, 30))
+
+
+@pytest.mark.parametrize(("batch", "variates"), [(1, 1), (3, 1), (1, 4), (2, 3)])
+def test_parameters_under_teacher_forcing_are_upstreams(batch: int, variates: int) -> None:
+    backbone = Small().build()
+    series = series_of(batch=batch, variates=variates)
+    theirs = upstream(backbone).teacher_forced(series, series.truth)
+    ours = StaticModel(backbone, None).teacher_forced(series, series.truth)
+    assert len(ours) == len(theirs) == 4
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert mine.keys() == reference.keys()
+        assert all(agree(mine[name], reference[name]) for name in mine)
+
+
+def test_samples_are_upstreams_seed_for_seed_over_several_batches() -> None:
+    backbone = Small().build()
+    series = series_of()
+    torch.manual_seed(3)
+    theirs = upstream(backbone).generate_samples(series, 20, num_samples=6, samples_per_batch=2)
+    torch.manual_seed(3)
+    ours = StaticModel(backbone, None).generate_samples(series, 20, num_samples=6, samples_per_batch=2)
+    assert ours.shape == theirs.shape == (2, 2, 20, 6)
+    assert agree(ours, theirs)
+
+
+def test_one_model_serves_changing_lengths_batches_and_horizons() -> None:
+    backbone = Small().build()
+    static = StaticModel(backbone, None, max_patches=12)
+    for context, horizon, batch in [(5, 4, 2), (3, 1, 1), (8, 4, 3), (5, 4, 2), (20, 9, 2)]:
+        series = series_of(context, horizon, batch=batch)
+        assert agree(static.generate_mean(series, horizon * 8), upstream(backbone).generate_mean(series, horizon * 8))
+
+
+def test_a_smaller_batch_uses_a_larger_buckets_rows() -> None:
+    backbone = Small().build()
+    static = StaticModel(backbone, None, batch_sizes=(4,))
+    static.generate_mean(series_of(batch=4), 16)
+    made = len(static._buckets)
+    series = series_of(batch=3)
+    assert agree(static.generate_mean(series, 16), upstream(backbone).generate_mean(series, 16))
+    assert len(static._buckets) == made
+
+
+def test_what_was_returned_is_not_overwritten_by_the_next_forecast() -> None:
+    static = StaticModel(Small().build(), None)
+    first = static.generate_mean(series_of(), 30)
+    kept = first.clone()
+    static.generate_mean(series_of(batch=2, context=6), 30)
+    assert torch.equal(first, kept)
+
+
+def test_buffers_keep_their_addresses_across_forecasts() -> None:
+    static = StaticModel(Small().build(), None)
+    static.generate_mean(series_of(), 30)
+    (bucket,) = static._buckets.values()
+    before = [tensor.data_ptr() for tensor in bucket.step.cache.tensors()]
+    static.generate_mean(series_of(context=6), 16)
+    assert [tensor.data_ptr() for tensor in bucket.step.cache.tensors()] == before
+
+
+def test_new_weights_are_noticed() -> None:
+    backbone = Small().build()
+    static = StaticModel(backbone, None)
+    series = series_of()
+    before = static.generate_mean(series, 30)
+    with torch.no_grad():
+        backbone.unembed.weight.mul_(1.5)
+    after = static.generate_mean(series, 30)
+    assert not agree(after, before)
+    assert agree(after, upstream(backbone).generate_mean(series, 30))
+
+
+def test_a_model_moved_to_another_dtype_gets_new_buffers_and_a_wrong_series_an_error() -> None:
+    backbone = Small().build()
+    static = StaticModel(backbone, None)
+    static.generate_mean(series_of(), 16)
+    backbone.to(torch.float32)
+    with pytest.raises(TypeError, match=r"series is torch.float64 .* model torch.float32"):
+        static.generate_mean(series_of(), 16)
+    assert static.generate_mean(series_of(dtype=torch.float32), 16).dtype == torch.float32
+
+
+@pytest.mark.parametrize("model", ["tiny"])
+def test_float32_error_to_double_precision_is_at_most_twice_eagers(model: str) -> None:
+    workload = Workload(model="tiny")
+    series = make_series(workload, patch_size=32, context_patches=16, horizon_patches=10)
+    exact = upstream(build_backbone(workload, dtype=torch.float64, device="cpu"))
+    single = build_backbone(workload, dtype=torch.float32, device="cpu")
+    reference = exact.generate_mean(series.to(dtype=torch.float64), 320)
+    eager = (upstream(single).generate_mean(series, 320) - reference).abs().max()
+    ours = (StaticModel(single, None).generate_mean(series, 320) - reference).abs().max()
+    assert ours <= 2 * eager
+
+
+def timeseries(series: Series, exogenous: int = 0) -> MaskedTimeseries:
+    return MaskedTimeseries(
+        series.inputs,
+        series.padding_mask,
+        series.id_mask,
+        series.timestamp_seconds,
+        series.time_interval_seconds,
+        exogenous,
+    )
+
+
+def test_compile_toto_has_toto_ts_interface_and_forecasts() -> None:
+    backbone = Small().build()
+    theirs, ours = TotoForecaster(backbone), StaticForecaster(backbone, StaticModel(backbone, None))
+    whole = series_of()
+    unpadded = MaskedTimeseries(
+        *(part[..., 3:] for part in timeseries(whole)[:4]), whole.time_interval_seconds  # a length that is no multiple
+    )
+    assert agree(ours.forecast(unpadded, 21).mean, theirs.forecast(unpadded, 21).mean)
+    for forecaster in (ours, theirs):
+        torch.manual_seed(0)
+        forecaster.drawn = forecaster.forecast(unpadded, 21, num_samples=4, samples_per_batch=2).samples
+    assert agree(ours.drawn, theirs.drawn)
+    with pytest.raises(AssertionError, match="divisible by sampling_batch_size"):
+        ours.forecast(unpadded, 21, num_samples=5, samples_per_batch=2)
+
+
+def test_known_future_values_are_injected_like_toto_ts_does() -> None:
+    backbone = Small().build()
+    theirs, ours = TotoForecaster(backbone), StaticForecaster(backbone, StaticModel(backbone, None))
+    series = timeseries(series_of(), exogenous=1)
+    future = torch.randn(2, 1, 21, dtype=torch.float64)
+    expected = theirs.forecast(series, 21, future_exogenous_variables=future).mean
+    assert agree(ours.forecast(series, 21, future_exogenous_variables=future).mean, expected)
+
+
+def test_without_the_cache_it_is_toto_ts_itself() -> None:
+    backbone = Small().build()
+    theirs, ours = TotoForecaster(backbone), StaticForecaster(backbone, StaticModel(backbone, None))
+    series = timeseries(series_of())
+    assert torch.equal(
+        ours.forecast(series, 16, use_kv_cache=False).mean, theirs.forecast(series, 16, use_kv_cache=False).mean
+    )
+
+
+def test_what_is_not_covered_runs_eager_and_is_named() -> None:
+    backbone = Small().build()
+    backbone.enable_variate_labels()
+    backbone.to(torch.float64)
+    with pytest.warns(UserWarning, match="fusion tokens"):
+        forecaster = compile_toto(backbone)
+    assert "fusion tokens" in forecaster.eager_because
+    series = timeseries(series_of())
+    assert torch.equal(forecaster.forecast(series, 16).mean, TotoForecaster(backbone).forecast(series, 16).mean)
+    with pytest.warns(UserWarning, match="bfloat16"):
+        assert "bfloat16" in compile_toto(Small().build(torch.bfloat16)).eager_because
+
+
+def test_wrong_names_are_input_errors() -> None:
+    backbone = Small().build()
+    with pytest.raises(InputError, match="reduce_overhead"):
+        compile_toto(backbone, mode="reduce_overhead")
+    with pytest.raises(InputError, match="fixed-size"):
+        compile_toto(backbone, cache="fixed-size")
+    with pytest.raises(InputError, match="Linear"):
+        compile_toto(torch.nn.Linear(2, 2))

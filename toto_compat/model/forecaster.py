@@ -1,0 +1,162 @@
+"""`compile_toto`: the one line a user changes. A forecaster with toto-ts's own interface, compiled on a chosen cache."""
+
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+from toto.inference.forecaster import TotoForecaster
+from toto.model.backbone import TotoBackbone
+
+from toto_compat.errors import InputError
+from toto_compat.evidence.schema import CacheRequest
+from toto_compat.matrix.schema import CompileSettings
+from toto_compat.model.bound import CompileSpec, WholeModel, bind
+from toto_compat.model.static_model import Context, StaticModel, why_not_static
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def compile_toto(
+    model: Any,
+    cache: str = "fixed_size",
+    mode: str = "reduce-overhead",
+    *,
+    settings: CompileSettings | None = None,
+    max_context: int | None = None,
+    max_horizon: int | None = None,
+    batch_sizes: tuple[int, ...] = (),
+) -> TotoForecaster:
+    """A forecaster that forecasts like toto-ts's, compiled.
+
+    `model` is a Toto, its backbone or a TotoForecaster; it is shared, not copied, and not changed. `cache` is the name of
+    a built-in cache or 'path/to/file.py:Class'. `max_context` and `max_horizon` (time steps) and `batch_sizes` (series
+    times samples per batch) say what is to come: those shapes are compiled at the first forecast, others when they are
+    first met. Where fixed_size does not cover a model, it runs eager with a warning and `eager_because` names the reason.
+    """
+    from toto_compat.caches import BUILTIN_CACHES
+
+    if mode not in MODES:
+        raise InputError(f"compile mode {mode!r} is unknown", hint=f"accepted: {', '.join(MODES)}")
+    if cache not in BUILTIN_CACHES and ":" not in cache:
+        raise InputError(
+            f"cache {cache!r} is unknown", hint=f"accepted: {', '.join(BUILTIN_CACHES)} or path/to/file.py:Class"
+        )
+    backbone = _backbone_of(model)
+    patch_size = backbone.patch_embed.stride
+    max_patches = None
+    if max_context is not None or max_horizon is not None:
+        max_patches = ceil((max_context or 0) / patch_size) + ceil((max_horizon or 0) / patch_size)
+    bound = bind(
+        backbone,
+        CacheRequest(name=cache, source="builtin" if cache in BUILTIN_CACHES else cache),
+        compile_spec=CompileSpec(mode=mode, settings=settings or CompileSettings()),
+        max_patches=max_patches,
+        batch_sizes=batch_sizes,
+    )
+    if isinstance(bound, StaticModel):
+        return StaticForecaster(backbone, bound)
+    assert isinstance(bound, WholeModel)
+    forecaster = TotoForecaster(bound.model)
+    forecaster.eager_because = why_not_static(backbone) if cache == "fixed_size" else ""
+    return forecaster
+
+
+def _backbone_of(model: Any) -> TotoBackbone:
+    for candidate in (model, getattr(model, "model", None), getattr(getattr(model, "model", None), "model", None)):
+        if isinstance(candidate, TotoBackbone):
+            return candidate
+    raise InputError(
+        f"compile_toto cannot use a {type(model).__name__}", hint="give a Toto, a TotoBackbone or a TotoForecaster"
+    )
+
+
+class StaticForecaster(TotoForecaster):
+    """toto-ts's forecaster with its cached decoding replaced by the static step. Without the cache it is toto-ts's own."""
+
+    eager_because = ""
+
+    def __init__(self, backbone: TotoBackbone, static: StaticModel) -> None:
+        super().__init__(backbone)
+        self._static = static
+
+    def generate_mean(
+        self,
+        inputs: Tensor,
+        prediction_length: int,
+        timestamp_seconds: Tensor,
+        time_interval_seconds: Tensor,
+        input_padding_mask: Tensor | None = None,
+        id_mask: Tensor | None = None,
+        use_kv_cache: bool = False,
+        future_exogenous_variables: Tensor | None = None,
+        num_exogenous_variables: int = 0,
+    ) -> Tensor:
+        if not use_kv_cache:
+            return super().generate_mean(
+                inputs=inputs,
+                prediction_length=prediction_length,
+                timestamp_seconds=timestamp_seconds,
+                time_interval_seconds=time_interval_seconds,
+                input_padding_mask=input_padding_mask,
+                id_mask=id_mask,
+                future_exogenous_variables=future_exogenous_variables,
+                num_exogenous_variables=num_exogenous_variables,
+            )
+        context = self._context(
+            inputs, input_padding_mask, id_mask, future_exogenous_variables, num_exogenous_variables, prediction_length
+        )
+        return self._static.mean(context, prediction_length)
+
+    def generate_samples(
+        self,
+        inputs: Tensor,
+        prediction_length: int,
+        num_samples: int,
+        timestamp_seconds: Tensor,
+        time_interval_seconds: Tensor,
+        input_padding_mask: Tensor | None = None,
+        id_mask: Tensor | None = None,
+        sampling_batch_size: int = 10,
+        use_kv_cache: bool = False,
+        future_exogenous_variables: Tensor | None = None,
+        num_exogenous_variables: int = 0,
+    ) -> Tensor:
+        if not use_kv_cache:
+            return super().generate_samples(
+                inputs=inputs,
+                prediction_length=prediction_length,
+                num_samples=num_samples,
+                timestamp_seconds=timestamp_seconds,
+                time_interval_seconds=time_interval_seconds,
+                input_padding_mask=input_padding_mask,
+                id_mask=id_mask,
+                sampling_batch_size=sampling_batch_size,
+                future_exogenous_variables=future_exogenous_variables,
+                num_exogenous_variables=num_exogenous_variables,
+            )
+        context = self._context(
+            inputs, input_padding_mask, id_mask, future_exogenous_variables, num_exogenous_variables, prediction_length
+        )
+        return self._static.samples(
+            context, prediction_length, num_samples=num_samples, samples_per_batch=sampling_batch_size
+        )
+
+    def _context(
+        self,
+        inputs: Tensor,
+        padding_mask: Tensor | None,
+        id_mask: Tensor | None,
+        future: Tensor | None,
+        num_exogenous_variables: int,
+        prediction_length: int,
+    ) -> Context:
+        if padding_mask is None:
+            padding_mask = torch.ones_like(inputs, dtype=torch.bool)
+        if id_mask is None:
+            id_mask = torch.zeros_like(inputs, dtype=torch.int)
+        if future is not None:
+            self.assert_ev_compatibility(inputs, future, prediction_length, num_exogenous_variables)
+            patch_size = self.model.patch_embed.stride
+            future = self.round_ft_ev(future, ceil(prediction_length / patch_size) * patch_size)
+        return Context(inputs, padding_mask, id_mask, future)
