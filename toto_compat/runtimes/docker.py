@@ -1,5 +1,6 @@
 """Runs cells in an environment's container: no network, no root, nothing writable but the cell's own folder."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -22,7 +23,7 @@ from toto_compat.evidence.provenance import (
     SOURCE_HASH_VARIABLE,
 )
 from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Provenance
-from toto_compat.evidence.store import utc_now, write_model
+from toto_compat.evidence.store import utc_now, write_atomically, write_model
 from toto_compat.matrix.schema import Device, Environment, Limits
 from toto_compat.runtimes import probe
 from toto_compat.runtimes.cell_process import CELL_COMMAND, REQUEST_FILE, RESULT_FILE, collect_result
@@ -34,6 +35,7 @@ from toto_compat.runtimes.docker_run import (
     ContainerEnd,
     ContainerJob,
     Containers,
+    invoking_identity,
     remove_leftovers,
 )
 from toto_compat.runtimes.engine import (
@@ -108,9 +110,13 @@ class DockerRuntime:
         plan, image = ensure_image(self._client, environment_name, environment, say, rebuild=self._rebuild)
         with self._guard:
             self._images[plan.identity] = str(image.id)
-            known = plan.identity in self._probed
-        if not known:
-            probed = self.probe(environment_name, environment, str(image.id), device, say)
+            probed = self._probed.get(plan.identity)
+        if probed is None:
+            record = self._probe_record(str(image.id), device)
+            probed = read_probed(record)
+            if probed is None:
+                probed = self.probe(environment_name, environment, str(image.id), device, say)
+                write_atomically(record, json.dumps({"copy": probed.copy, "answer": probed.answer}))
             with self._guard:
                 self._probed[plan.identity] = probed
         return PreparedEnvironment(
@@ -159,6 +165,13 @@ class DockerRuntime:
             if end.out_of_memory or end.process.timed_out:
                 break
         raise blame_probe(name, end, self._limits)
+
+    def _probe_record(self, image: str, device: Device) -> Path:
+        """Where a probe's answer is kept until image, engine, limits, user, driver or boot change."""
+        facts = [image, self._facts.identity, self._facts.version, device.value, self._limits.model_dump_json()]
+        facts += [str(gpu) for gpu in find_gpus()] if device is Device.CUDA else []
+        facts += [invoking_identity().user, os.environ.get("TOTO_COMPAT_DOCKER_FILES", ""), _boot()]
+        return cache_folder() / "probes" / f"{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:24]}.json"
 
     @property
     def _cdi(self) -> bool:
@@ -277,6 +290,21 @@ def read_answer(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return answer if isinstance(answer, dict) else {}
+
+
+def read_probed(record: Path) -> Probed | None:
+    """An earlier probe of the very same thing; a damaged record is none."""
+    found = read_answer(record)
+    copy, answer = found.get("copy"), found.get("answer")
+    return Probed(copy, answer) if isinstance(copy, bool) and isinstance(answer, dict) else None
+
+
+def _boot() -> str:
+    """Names this boot of the machine: drivers are updated across one."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def blame_probe(name: str, end: ContainerEnd, limits: Limits) -> EnvironmentBuildError:

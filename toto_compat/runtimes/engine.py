@@ -175,7 +175,7 @@ class EngineFacts:
     cdi_devices: tuple[str, ...]
     root_folder: str
     free_bytes: int | None  # None: not on this machine
-    security: tuple[str, ...] = ()
+    identity: str = ""
 
 
 def engine_facts(client: docker.DockerClient) -> EngineFacts:
@@ -191,7 +191,7 @@ def engine_facts(client: docker.DockerClient) -> EngineFacts:
         cdi_devices=tuple(device for device in devices if device.startswith("nvidia.com/gpu")),
         root_folder=root,
         free_bytes=free,
-        security=tuple(info.get("SecurityOptions") or ()),
+        identity=str(info.get("ID") or ""),
     )
 
 
@@ -204,7 +204,7 @@ def check_gpu(
     if "nvidia" not in facts.runtimes and not facts.cdi_devices:
         raise EnvironmentBuildError(
             f"{name}: the engine has no NVIDIA runtime, so containers get no GPU",
-            hint="install nvidia-container-toolkit, `nvidia-ctk runtime configure --runtime=docker`, restart the engine;"
+            hint="install nvidia-container-toolkit, `nvidia-ctk runtime configure --runtime=docker`, restart it;"
             " or run with --device cpu",
         )
     if not local:
