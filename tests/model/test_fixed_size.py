@@ -190,7 +190,8 @@ def test_compile_toto_has_toto_ts_interface_and_forecasts() -> None:
     theirs, ours = TotoForecaster(backbone), StaticForecaster(backbone, StaticModel(backbone, None))
     whole = series_of()
     unpadded = MaskedTimeseries(
-        *(part[..., 3:] for part in timeseries(whole)[:4]), whole.time_interval_seconds  # a length that is no multiple
+        *(part[..., 3:] for part in timeseries(whole)[:4]),
+        whole.time_interval_seconds,  # a length that is no multiple
     )
     assert agree(ours.forecast(unpadded, 21).mean, theirs.forecast(unpadded, 21).mean)
     for forecaster in (ours, theirs):

@@ -25,7 +25,9 @@ SABOTAGES: Mapping[str, Sabotage] = {
     "forgetful_reset": Sabotage(Gate.EQUIVALENCE, "fixed_size", "a new forecast starts at the old one's position"),
     "silent_downcast": Sabotage(Gate.EQUIVALENCE, "fixed_size", "keys and values pass through half precision"),
     "recompile_every_step": Sabotage(Gate.RECOMPILES, "fixed_size", "a Python counter in the compiled step"),
-    "code_object_per_step": Sabotage(Gate.RECOMPILES, "fixed_size", "a fresh code object per step: no recompile is logged"),
+    "code_object_per_step": Sabotage(
+        Gate.RECOMPILES, "fixed_size", "a fresh code object per step: no recompile is logged"
+    ),
     "eager_in_disguise": Sabotage(Gate.COMPILE_ACTIVE, "fixed_size", "claims to be compiled and runs eager"),
     "slow": Sabotage(Gate.SPEEDUP, "fixed_size", "every step does its work many times over"),
 }
@@ -47,10 +49,8 @@ def builtin_binding(name: str) -> Callable[..., Any]:
         "sabotaged:stale_values": sabotaged.StaleValues,
     }
     if name in whole_model_caches:
-        return lambda backbone, compile_spec, max_patches, batch_sizes: WholeModel(
-            backbone, whole_model_caches[name], compile_spec
-        )
-    static_models = {
+        return lambda backbone, compile_spec, *_shapes: WholeModel(backbone, whole_model_caches[name], compile_spec)
+    static_models: dict[str, Callable[..., Any]] = {
         "fixed_size": bind_static,
         "sabotaged:leaking_mask": sabotaged.LeakingMask,
         "sabotaged:forgetful_reset": sabotaged.ForgetfulReset,

@@ -8,10 +8,18 @@ class FixedSizeKVCache:
     """One pair of full-length buffers per time layer, and the slot of the newest patch."""
 
     def __init__(
-        self, *, layers: int, rows: int, heads: int, capacity: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        *,
+        layers: int,
+        rows: int,
+        heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         shape = (rows, heads, capacity, head_dim)
-        # A tensor per layer, not one for all: a write to a slice of a shared buffer makes inductor copy the whole of it.
+        # A tensor per layer, not one for all: inductor would copy all of a shared buffer to write a slice of it.
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.position = torch.full((1,), -1, dtype=torch.int64, device=device)  # slot of the newest patch

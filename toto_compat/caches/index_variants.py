@@ -26,7 +26,7 @@ class ListIndexKVCache(KVCache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._layer_cache_map = self._layer_cache_map.tolist()
+        self._layer_cache_map = torch.as_tensor(self._layer_cache_map).tolist()
         self._current_idx = [0] * self._keys.shape[0]
 
     def __getitem__(self, layer_idx: int) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ class CompileFriendlyKVCache(KVCache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._layer_cache_map = self._layer_cache_map.tolist()
+        self._layer_cache_map = torch.as_tensor(self._layer_cache_map).tolist()
 
     def __getitem__(self, layer_idx: int) -> tuple[Tensor, Tensor]:
         index = self._layer_cache_map[layer_idx]

@@ -108,7 +108,11 @@ class CodeObjectPerStep(StaticModel):
     def _compile(self, step: StaticStep) -> RunStep:
         if self._compile_spec is None:
             return step.forward
-        arguments, calls, plain = self._compile_spec.torch_compile_arguments(), iter(range(1_000_000)), type(step).forward
+        arguments, calls, plain = (
+            self._compile_spec.torch_compile_arguments(),
+            iter(range(1_000_000)),
+            type(step).forward,
+        )
 
         def fresh() -> tuple[Tensor, ...]:
             name = f"decode_step_{next(calls)}"

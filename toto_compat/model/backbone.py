@@ -46,11 +46,15 @@ def build_backbone(
 def _load_checkpoint(folder: Path) -> TotoBackbone:
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
-            raise InputError(f"checkpoint {folder}: no {name}", hint="give a folder with config.json and model.safetensors")
+            raise InputError(
+                f"checkpoint {folder}: no {name}", hint="give a folder with config.json and model.safetensors"
+            )
     try:
         return Toto.from_pretrained(str(folder)).model
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"checkpoint {folder}: toto-ts cannot load it: {error}", hint="was it saved by toto-ts?") from error
+        raise InputError(
+            f"checkpoint {folder}: toto-ts cannot load it: {error}", hint="was it saved by toto-ts?"
+        ) from error
 
 
 def _has_xformers() -> bool:

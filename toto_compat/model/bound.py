@@ -5,7 +5,7 @@ import copy
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ class CompileSpec:
     """How to compile. `backend` replaces the settings' one: the CUDA-graph predictor listens there."""
 
     mode: str = "default"
-    settings: CompileSettings = CompileSettings()
+    settings: CompileSettings = field(default_factory=CompileSettings)
     backend: Callable[..., Any] | None = None
 
     def torch_compile_arguments(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class BoundModel(Protocol):
     ) -> Tensor: ...
 
     def teacher_forced(self, series: Series, truth: Tensor) -> list[dict[str, Tensor]]:
-        """The base distribution's parameters for each patch of `truth`, given the context and the true patches before it."""
+        """The base distribution's parameters for each patch of `truth`, given the context and the truth before it."""
         ...
 
 
@@ -96,7 +96,7 @@ class _ObservedModel:
 
 
 class WholeModel:
-    """toto-ts's own forecaster and forward with a cache class in place of its own, compiled whole like production did."""
+    """toto-ts's own forecaster and forward with another cache class, compiled whole as production did."""
 
     def __init__(self, backbone: TotoBackbone, cache_class: type, compile_spec: CompileSpec | None) -> None:
         # A shallow copy shares every weight, so several bindings of one backbone can stand side by side.
@@ -207,7 +207,9 @@ def load_user_cache(source: str) -> type:
         raise InputError(f"cache {source}: importing it failed: {type(error).__name__}: {error}") from error
     cls = getattr(module, name, None)
     if not isinstance(cls, type):
-        raise InputError(f"cache {source}: {path.name} has no class {name!r}", hint="the name after the colon is the class")
+        raise InputError(
+            f"cache {source}: {path.name} has no class {name!r}", hint="the name after the colon is the class"
+        )
     return cls
 
 

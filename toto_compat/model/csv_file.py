@@ -3,6 +3,7 @@
 import csv
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 from toto_compat.errors import InputError
@@ -29,7 +30,9 @@ def read_csv(spec: CsvSeries) -> CsvColumns:
             header = reader.fieldnames or []
             for wanted in (spec.time_column, *spec.value_columns):
                 if wanted not in header:
-                    raise InputError(f"{path}:1: no column {wanted!r}", hint=f"columns found: {', '.join(header) or 'none'}")
+                    raise InputError(
+                        f"{path}:1: no column {wanted!r}", hint=f"columns found: {', '.join(header) or 'none'}"
+                    )
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}", hint="give the path of a CSV file in UTF-8") from error
@@ -39,8 +42,10 @@ def read_csv(spec: CsvSeries) -> CsvColumns:
     for (line, _), earlier, later in zip(rows[1:], timestamps, timestamps[1:], strict=False):
         if later <= earlier:
             raise InputError(f"{path}:{line}: time does not advance", hint=f"sort the rows by {spec.time_column}")
-    steps = sorted(later - earlier for earlier, later in zip(timestamps, timestamps[1:], strict=False))
-    values = tuple(tuple(_value(row[column], path, line, column) for line, row in rows) for column in spec.value_columns)
+    steps = sorted(later - earlier for earlier, later in pairwise(timestamps))
+    values = tuple(
+        tuple(_value(row[column], path, line, column) for line, row in rows) for column in spec.value_columns
+    )
     return CsvColumns(timestamps=timestamps, interval_seconds=steps[len(steps) // 2], values=values)
 
 

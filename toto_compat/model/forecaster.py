@@ -1,4 +1,4 @@
-"""`compile_toto`: the one line a user changes. A forecaster with toto-ts's own interface, compiled on a chosen cache."""
+"""`compile_toto`, the one line a user changes: toto-ts's own forecaster interface, compiled on a chosen cache."""
 
 from math import ceil
 from typing import Any
@@ -29,10 +29,10 @@ def compile_toto(
 ) -> TotoForecaster:
     """A forecaster that forecasts like toto-ts's, compiled.
 
-    `model` is a Toto, its backbone or a TotoForecaster; it is shared, not copied, and not changed. `cache` is the name of
-    a built-in cache or 'path/to/file.py:Class'. `max_context` and `max_horizon` (time steps) and `batch_sizes` (series
-    times samples per batch) say what is to come: those shapes are compiled at the first forecast, others when they are
-    first met. Where fixed_size does not cover a model, it runs eager with a warning and `eager_because` names the reason.
+    `model` is a Toto, its backbone or a TotoForecaster; it is shared, neither copied nor changed. `cache` is the name
+    of a built-in cache or 'path/to/file.py:Class'. `max_context` and `max_horizon` (time steps) and `batch_sizes`
+    (series times samples per batch) say what is to come: those shapes are compiled at the first forecast, others when
+    they are first met. A model that fixed_size does not cover runs eager, with a warning, and `eager_because` says why.
     """
     from toto_compat.caches import BUILTIN_CACHES
 
@@ -72,7 +72,7 @@ def _backbone_of(model: Any) -> TotoBackbone:
 
 
 class StaticForecaster(TotoForecaster):
-    """toto-ts's forecaster with its cached decoding replaced by the static step. Without the cache it is toto-ts's own."""
+    """toto-ts's forecaster with the static step for cached decoding. Without the cache it is toto-ts's own."""
 
     eager_because = ""
 
@@ -80,7 +80,7 @@ class StaticForecaster(TotoForecaster):
         super().__init__(backbone)
         self._static = static
 
-    def generate_mean(
+    def generate_mean(  # noqa: PLR0917 - toto-ts's signature
         self,
         inputs: Tensor,
         prediction_length: int,
@@ -104,11 +104,16 @@ class StaticForecaster(TotoForecaster):
                 num_exogenous_variables=num_exogenous_variables,
             )
         context = self._context(
-            inputs, input_padding_mask, id_mask, future_exogenous_variables, num_exogenous_variables, prediction_length
+            inputs=inputs,
+            padding_mask=input_padding_mask,
+            id_mask=id_mask,
+            future=future_exogenous_variables,
+            num_exogenous_variables=num_exogenous_variables,
+            prediction_length=prediction_length,
         )
         return self._static.mean(context, prediction_length)
 
-    def generate_samples(
+    def generate_samples(  # noqa: PLR0917 - toto-ts's signature
         self,
         inputs: Tensor,
         prediction_length: int,
@@ -136,7 +141,12 @@ class StaticForecaster(TotoForecaster):
                 num_exogenous_variables=num_exogenous_variables,
             )
         context = self._context(
-            inputs, input_padding_mask, id_mask, future_exogenous_variables, num_exogenous_variables, prediction_length
+            inputs=inputs,
+            padding_mask=input_padding_mask,
+            id_mask=id_mask,
+            future=future_exogenous_variables,
+            num_exogenous_variables=num_exogenous_variables,
+            prediction_length=prediction_length,
         )
         return self._static.samples(
             context, prediction_length, num_samples=num_samples, samples_per_batch=sampling_batch_size
@@ -144,6 +154,7 @@ class StaticForecaster(TotoForecaster):
 
     def _context(
         self,
+        *,
         inputs: Tensor,
         padding_mask: Tensor | None,
         id_mask: Tensor | None,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def draw_patch(
+def draw_patch(  # noqa: PLR0917 - the step's outputs, in their order
     df: Tensor,
     loc: Tensor,
     scale: Tensor,

@@ -143,7 +143,7 @@ class StaticModel:
 
     @torch.no_grad()
     def samples(self, context: Context, horizon_steps: int, *, num_samples: int, samples_per_batch: int) -> Tensor:
-        """Feed a draw of each predicted patch back; batch, variate, horizon, sample. Draws are toto-ts's, seed for seed."""
+        """Feed a draw of each patch back; batch, variate, horizon, sample. Seed for seed the draws are toto-ts's."""
         assert num_samples % samples_per_batch == 0, "num_samples must be divisible by sampling_batch_size"
         contexts, variates, _ = context.inputs.shape
         rows, rounds = contexts * samples_per_batch, num_samples // samples_per_batch
@@ -180,12 +180,16 @@ class StaticModel:
         """The buffers and graph for these shapes; made, with every announced one, the first time they are asked for."""
         self._forget_buckets_if_weights_changed(context)
         variates, steps = context.inputs.shape[1:]
-        assert steps % self.patch_size == 0, f"series length {steps} must be a multiple of the patch size {self.patch_size}"
+        assert steps % self.patch_size == 0, (
+            f"series length {steps} must be a multiple of the patch size {self.patch_size}"
+        )
         patches = steps // self.patch_size + horizon_patches
         fitting = [
             key
             for key in self._buckets
-            if key[1] == variates and key[2] >= patches and batch <= key[0] <= 2 * batch  # padding rows costs less than a compile
+            if key[1] == variates
+            and key[2] >= patches
+            and batch <= key[0] <= 2 * batch  # padding rows costs less than a compile
         ]
         if fitting:
             return self._buckets[min(fitting, key=lambda key: (key[0], key[2]))]
@@ -196,7 +200,7 @@ class StaticModel:
         return self._buckets[batch, variates, capacity]
 
     def _capacity(self, patches: int) -> int:
-        """The announced maximum; past it the next power of two, so that growing series do not compile at every length."""
+        """The announced maximum; past it the next power of two, so that a growing series does not compile anew."""
         wanted = self._max_patches if patches <= self._max_patches else 1 << (patches - 1).bit_length()
         return max(16, ceil(wanted / 16) * 16)
 
@@ -212,7 +216,7 @@ class StaticModel:
         spec = self._compile_spec
         if spec is None:
             return step.forward
-        # A code object per bucket: dynamo counts recompiles per code object, and nine buckets would reach its limit of 8.
+        # A code object per bucket: dynamo's limit of 8 is per code object, and nine buckets would reach it.
         name = f"decode_step_batch{step.batch}_variates{step.variates}_capacity{step.capacity}"
         plain = type(step).forward
         function = types.FunctionType(plain.__code__.replace(co_name=name), plain.__globals__, name)
@@ -297,7 +301,7 @@ def bind_static(
     max_patches: int | None = None,
     batch_sizes: tuple[int, ...] = (),
 ) -> StaticModel | WholeModel:
-    """The static model; where it does not cover the backbone, toto-ts's own cache, eager, and a warning that says so."""
+    """The static model; where it does not cover the backbone, toto-ts's own cache, eager, with a warning."""
     from toto.model.util import KVCache
 
     not_covered = why_not_static(backbone)

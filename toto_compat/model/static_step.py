@@ -23,7 +23,7 @@ nested_compile_region: Callable[..., Any] | None = getattr(torch.compiler, "nest
 
 
 class FusedHead(torch.nn.Module):
-    """`unembed` and the distribution's four projections multiplied out: a base model reads 8 times less weight a step."""
+    """`unembed` and the distribution's projections multiplied out: `base` reads 8 times less weight for them."""
 
     def __init__(self, backbone: TotoBackbone) -> None:
         super().__init__()
@@ -162,7 +162,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor) -> Tensor:
     return (x * cos * scale) + (turned * sin * scale)
 
 
-def _project(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor, query_scale: Tensor, key_scale: Tensor) -> Any:
+def _project(layer: Any, hidden: Tensor, *rotation: Tensor) -> tuple[Tensor, ...]:
+    cos, sin, query_scale, key_scale = rotation
     attention = layer.attention
     query, key, value = attention.get_qkv(attention.rearrange_inputs(layer.norm1(hidden)))
     rotated = _rotate(query, cos, sin, query_scale), _rotate(key, cos, sin, key_scale)
@@ -208,7 +209,9 @@ class StaticStep(torch.nn.Module):
         )
         self.scaler = ScalerState(backbone.scaler, batch, variates, dtype, device)
         patch_size = backbone.patch_embed.patch_size
-        self.register_buffer("patch", torch.zeros(batch, variates, patch_size, dtype=dtype, device=device), persistent=False)
+        self.register_buffer(
+            "patch", torch.zeros(batch, variates, patch_size, dtype=dtype, device=device), persistent=False
+        )
         group_bias = torch.zeros(batch, 1, variates, variates, dtype=dtype, device=device)
         self.register_buffer("group_bias", group_bias, persistent=False)
         for name, table in rotation_tables(backbone.transformer.rotary_emb, capacity, dtype, device).items():
@@ -228,7 +231,9 @@ class StaticStep(torch.nn.Module):
         position = self.advance()
         affine_loc, affine_scale = self.scaler(self.patch)
         hidden = self.embed((self.patch - affine_loc) / affine_scale).unsqueeze(2)
-        rotation = [getattr(self, name).index_select(0, position) for name in ("cos", "sin", "query_scale", "key_scale")]
+        rotation = [
+            getattr(self, name).index_select(0, position) for name in ("cos", "sin", "query_scale", "key_scale")
+        ]
         bias = self.cache.bias()
         for index, layer in enumerate(self.layers):
             if self.is_time_layer[index]:

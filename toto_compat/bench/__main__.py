@@ -1,0 +1,191 @@
+"""`python -m toto_compat.bench`: the contests, a table of each, and the figures the project claims with their goals."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from tabulate import tabulate
+
+from toto_compat.bench.contest import Contest, ContestResult
+from toto_compat.bench.figures import BenchFigure, compared
+from toto_compat.bench.host_figures import host_figures
+from toto_compat.errors import EnvironmentBuildError, SelectionError, TotoCompatError
+from toto_compat.evidence.store import write_atomically
+from toto_compat.matrix.load import find_matrix_file, load_matrix
+from toto_compat.runtimes.pythons import find_compiler
+from toto_compat.runtimes.source import stage_source
+from toto_compat.runtimes.venv import build_venv
+
+ALL_FIVE = (
+    "upstream eager",
+    "upstream compiled",
+    "compile_friendly compiled",
+    "fixed_size eager",
+    "fixed_size compiled",
+)
+EAGER_AND_FIXED = ("upstream eager", "fixed_size eager", "fixed_size compiled")
+
+CONTESTS: Mapping[str, Contest] = {
+    "tiny.mean": Contest(model="tiny", contestants=ALL_FIVE, context_steps=512, horizon_steps=320, rounds=40),
+    "tiny.samples": Contest(
+        model="tiny", contestants=EAGER_AND_FIXED, context_steps=512, horizon_steps=320, samples=128, rounds=8
+    ),
+    "base.mean": Contest(model="base", contestants=ALL_FIVE, context_steps=512, horizon_steps=320, rounds=12),
+    "base.samples": Contest(
+        model="base", contestants=EAGER_AND_FIXED, context_steps=512, horizon_steps=320, samples=32, rounds=3
+    ),
+}
+
+
+class Bench:
+    """Runs contests in the pinned environment, each process with inductor caches of its own unless told otherwise."""
+
+    def __init__(self, environment_name: str, folder: Path) -> None:
+        matrix = load_matrix(find_matrix_file(None))
+        if environment_name not in matrix.environments:
+            raise SelectionError(
+                f"no environment {environment_name!r}", hint=f"known: {', '.join(matrix.environments)}"
+            )
+        prepared = build_venv(environment_name, matrix.environments[environment_name], click.echo)
+        self._python = prepared.python
+        self._source, _ = stage_source()
+        self._folder = folder
+
+    def run(self, contest: Contest, label: str, *, caches: str | None = None) -> ContestResult:
+        click.echo(f"{time.strftime('%H:%M:%S')} {label} ...")
+        cache = self._folder / f"inductor-{caches or label}"
+        cache.mkdir(exist_ok=True)
+        specification, output = self._folder / f"{label}.json", self._folder / f"{label}.out.json"
+        specification.write_text(contest.model_dump_json(), encoding="utf-8")
+        env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        env |= {
+            "PYTHONPATH": str(self._source),
+            "CXX": find_compiler(),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TMPDIR": str(cache),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "kernels"),
+        }
+        command = [self._python, "-m", "toto_compat.bench.contest", str(specification), str(output)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise EnvironmentBuildError(f"contest {label} failed:\n{done.stderr[-3000:]}")
+        return ContestResult.model_validate_json(output.read_text(encoding="utf-8"))
+
+
+def contest_table(name: str, result: ContestResult) -> str:
+    rows = []
+    baseline = statistics.median(result.timings["upstream eager"])
+    for contestant, times in result.timings.items():
+        median = statistics.median(times)
+        low, high = min(times), max(times)
+        kernels = statistics.median(result.kernels_ms[contestant])
+        rows.append(
+            [
+                contestant,
+                f"{median:.1f}",
+                f"{low:.1f}-{high:.1f}",
+                f"{baseline / median:.2f}x",
+                f"{kernels:.1f}" if kernels else "",
+                f"{result.first_forecast_s[contestant] - median / 1e3:.1f}" if "compiled" in contestant else "",
+            ]
+        )
+    header = [name, "median ms", "range", "over eager", "in graphs ms", "cold compile s"]
+    return tabulate(rows, header, tablefmt="github", disable_numparse=True)
+
+
+def tiny_figures(bench: Bench, result: ContestResult) -> list[BenchFigure]:
+    """Ratios of the small model, and what needs further processes: warm start and memory."""
+    fixed = result.timings["fixed_size compiled"]
+    kernels = result.kernels_ms["fixed_size compiled"]
+    cold = {
+        name: result.first_forecast_s[name] - statistics.median(result.timings[name]) / 1e3
+        for name in ("upstream compiled", "fixed_size compiled")
+    }
+    alone = CONTESTS["tiny.mean"].model_copy(update={"contestants": ("fixed_size compiled",), "rounds": 10})
+    eager_alone = alone.model_copy(update={"contestants": ("upstream eager",)})
+    first = bench.run(alone, "tiny.cold-start", caches="tiny.start")
+    again = bench.run(alone, "tiny.warm-start", caches="tiny.start")
+    reference = bench.run(eager_alone, "tiny.memory-reference")
+
+    def start_seconds(run: ContestResult) -> float:
+        return run.first_forecast_s["fixed_size compiled"] - statistics.median(run.timings["fixed_size compiled"]) / 1e3
+
+    return [
+        compared("tiny.mean.fixed_size_over_upstream_eager", result.timings["upstream eager"], fixed, ">= 4"),
+        compared("tiny.mean.fixed_size_over_upstream_compiled", result.timings["upstream compiled"], fixed, ">= 2"),
+        compared("tiny.mean.forecast_over_kernels_alone", fixed, kernels, "<= 2"),
+        BenchFigure(
+            "tiny.cold_compile_over_upstream",
+            round(cold["fixed_size compiled"] / cold["upstream compiled"], 3),
+            "x",
+            None,
+            "<= 0.25",
+            "first forecast minus a warm one, both with empty inductor caches in one process; one run",
+        ),
+        BenchFigure(
+            "tiny.warm_over_cold",
+            round(start_seconds(again) / start_seconds(first), 3),
+            "x",
+            None,
+            "<= 0.2",
+            "first forecast minus a warm one in a new process: with filled caches over with empty ones; one run",
+        ),
+        BenchFigure(
+            "tiny.memory_over_eager",
+            round(again.peak_rss_bytes / reference.peak_rss_bytes, 3),
+            "x",
+            None,
+            "<= 1.5",
+            "peak resident memory of a process that only forecasts fixed_size compiled from filled caches, over one "
+            "that only forecasts upstream eager",
+        ),
+    ]
+
+
+@click.command()
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
+@click.option("--environment", default="torch-2.13.0-cpu", show_default=True)
+@click.option("--only", multiple=True, type=click.Choice([*CONTESTS, "host"]), help="Some contests instead of all.")
+def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...]) -> None:
+    """Measure fixed_size against the other caches."""
+    chosen = only or (*CONTESTS, "host")
+    figures: list[BenchFigure] = []
+    with tempfile.TemporaryDirectory(prefix="toto-bench-") as folder:
+        bench = Bench(environment, Path(folder))
+        for name, contest in CONTESTS.items():
+            if name not in chosen:
+                continue
+            result = bench.run(contest, name)
+            click.echo("\n" + contest_table(name, result) + "\n")
+            if name == "tiny.mean":
+                figures += tiny_figures(bench, result)
+            else:
+                goal = {"base.mean": ">= 1.5", "tiny.samples": ">= 2"}.get(name, "")
+                slow, fast = result.timings["upstream eager"], result.timings["fixed_size compiled"]
+                figures.append(compared(f"{name}.fixed_size_over_upstream_eager", slow, fast, goal))
+        if "host" in chosen:
+            figures += host_figures(Path(folder))
+    rows = [[f.name, f.value, f.unit, "-".join(map(str, f.spread)) if f.spread else "one run", f.goal] for f in figures]
+    click.echo(tabulate(rows, ["figure", "value", "unit", "95 % interval", "goal"], tablefmt="github"))
+    if json_file is not None:
+        write_atomically(json_file, json.dumps({"figures": [asdict(figure) for figure in figures]}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        bench_command(standalone_mode=False)
+    except TotoCompatError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)

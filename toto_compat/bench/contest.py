@@ -1,0 +1,114 @@
+"""One contest in one fresh process of the torch environment: `python -m toto_compat.bench.contest <spec> <output>`."""
+
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from toto_compat.evidence.schema import CacheRequest
+from toto_compat.matrix.schema import Workload
+from toto_compat.strict_model import StrictModel
+
+
+class Contest(StrictModel):
+    """Who forecasts what, how often. A contestant is '<cache> eager' or '<cache> compiled'."""
+
+    model: Literal["tiny", "base"]
+    contestants: tuple[str, ...]
+    context_steps: int
+    horizon_steps: int
+    samples: int = 0
+    samples_per_batch: int = 16
+    rounds: int
+
+
+class ContestResult(StrictModel):
+    """Milliseconds per forecast and contestant, in the order they were taken."""
+
+    timings: dict[str, tuple[float, ...]]
+    first_forecast_s: dict[str, float]
+    kernels_ms: dict[str, tuple[float, ...]]  # time inside compiled graphs alone, per forecast
+    peak_rss_bytes: int
+
+
+def run(contest: Contest) -> ContestResult:
+    """First forecasts apart, then rounds of one forecast each in turn."""
+    import torch
+
+    from toto_compat.model.backbone import build_backbone
+    from toto_compat.model.bound import CompileSpec, bind
+    from toto_compat.model.series import make_series
+
+    torch.set_num_threads(1)
+    workload = Workload(model=contest.model)
+    backbone = build_backbone(workload, dtype=torch.float32, device="cpu")
+    patch = backbone.patch_embed.stride
+    context, horizon = contest.context_steps // patch, -(-contest.horizon_steps // patch)
+    series = make_series(workload, patch_size=patch, context_patches=context, horizon_patches=horizon)
+
+    def forecast(model: Any) -> float:
+        start = time.perf_counter()
+        if contest.samples:
+            model.generate_samples(
+                series,
+                contest.horizon_steps,
+                num_samples=contest.samples,
+                samples_per_batch=contest.samples_per_batch,
+            )
+        else:
+            model.generate_mean(series, contest.horizon_steps)
+        return time.perf_counter() - start
+
+    models, first = {}, {}
+    for name in contest.contestants:
+        cache, _, how = name.partition(" ")
+        spec = CompileSpec() if how == "compiled" else None
+        request = CacheRequest(name=cache, source="builtin")
+        models[name] = bind(backbone, request, compile_spec=spec, max_patches=context + horizon)
+        first[name] = forecast(models[name])
+        forecast(models[name])
+    timings: dict[str, list[float]] = {name: [] for name in models}
+    kernels: dict[str, list[float]] = {name: [] for name in models}
+    with _graph_clock() as clock:
+        for _ in range(contest.rounds):
+            for name, model in models.items():
+                before = clock[0]
+                timings[name].append(forecast(model) * 1e3)
+                kernels[name].append((clock[0] - before) * 1e3)
+    return ContestResult(
+        timings={name: tuple(values) for name, values in timings.items()},
+        first_forecast_s=first,
+        kernels_ms={name: tuple(values) for name, values in kernels.items()},
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+class _graph_clock:  # noqa: N801 - used as a function
+    """Adds up the time spent inside inductor's compiled graphs while the block runs."""
+
+    def __enter__(self) -> list[float]:
+        from torch._inductor import output_code
+
+        self._class = output_code.CompiledFxGraph
+        self._original = self._class.__call__
+        total, original = [0.0], self._original
+
+        def timed(graph: Any, inputs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return original(graph, inputs)
+            finally:
+                total[0] += time.perf_counter() - start
+
+        self._class.__call__ = timed
+        return total
+
+    def __exit__(self, *_: object) -> None:
+        self._class.__call__ = self._original
+
+
+if __name__ == "__main__":
+    specification, output = map(Path, sys.argv[1:])
+    contest = Contest.model_validate_json(specification.read_text(encoding="utf-8"))
+    output.write_text(run(contest).model_dump_json(), encoding="utf-8")

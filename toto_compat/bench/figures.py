@@ -1,0 +1,27 @@
+"""A claim with its spread, goal and method."""
+
+from dataclasses import dataclass
+
+from toto_compat.suites.statistics import ratio_of_medians
+
+
+@dataclass(frozen=True)
+class BenchFigure:
+    name: str
+    value: float
+    unit: str
+    spread: tuple[float, float] | None  # 95 % interval
+    goal: str
+    method: str
+
+
+def compared(name: str, slow: tuple[float, ...], fast: tuple[float, ...], goal: str) -> BenchFigure:
+    interval = ratio_of_medians(slow, fast)
+    return BenchFigure(
+        name,
+        round(interval.value, 3),
+        "x",
+        (round(interval.low, 3), round(interval.high, 3)),
+        goal,
+        f"ratio of medians of {len(slow)} forecasts each, interleaved in one process, one thread; bootstrap interval",
+    )
