@@ -243,11 +243,13 @@ def last_lines(log: Path) -> tuple[str, ...]:
 
 def out_of_memory_kills() -> int:
     """How many processes the kernel has killed for memory in this control group; 0 where it does not say."""
-    try:
-        events = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in events.splitlines() if line.startswith("oom_kill "))
+    for file in ("memory.events", "memory/memory.oom_control"):  # control groups version 2, version 1
+        try:
+            events = Path("/sys/fs/cgroup", file).read_text(encoding="ascii")
+        except OSError:
+            continue
+        return sum(int(line.split()[1]) for line in events.splitlines() if line.startswith("oom_kill "))
+    return 0
 
 
 def evidence_of(suite: Suite, collected: Collected, runs: list[GroupRun]) -> SuiteEvidence:

@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import docker
 import pytest
@@ -31,6 +31,7 @@ from toto_compat.runtimes.seam import PreparedEnvironment
 
 CPU = Environment(torch="2.13.0", build="cpu")
 CUDA = Environment(torch="2.13.0", build="cu130")
+PROFILE = Profile(iterations=1, workload="tiny", suites=(Suite.RECOMPILE,), timeout_minutes=2)
 
 
 def request_of(**changes: Any) -> CellRequest:
@@ -42,7 +43,7 @@ def request_of(**changes: Any) -> CellRequest:
         "mode": "default",
         "device": Device.CPU,
         "profile_name": "quick",
-        "profile": Profile(iterations=1, workload="tiny", suites=(Suite.RECOMPILE,), timeout_minutes=1),
+        "profile": PROFILE,
         "workload": Workload(),
         "limits": SMALL_LIMITS,
         "work_folder": "",
@@ -96,9 +97,19 @@ def test_a_child_killed_for_memory_spoils_a_cell_that_went_on() -> None:
     assert "limits.memory" in judged.failure.message
 
 
-def test_what_the_cell_said_about_its_own_end_is_kept() -> None:
+def test_a_hang_after_a_child_was_killed_for_memory_is_told_as_out_of_memory() -> None:
     request = request_of()
-    own = Failure(kind="timeout", message="no end")
+    hang = result_of(request, Failure(kind="timeout", message="no end after 30 minutes"))
+    judged = judge_end(hang, ContainerEnd(ProcessEnd(code=137, timed_out=True), out_of_memory=True), request)
+    assert judged.failure is not None
+    assert judged.failure.kind == "out_of_memory"
+    assert "no end after 30 minutes" in judged.failure.message
+
+
+@pytest.mark.parametrize("kind", ["out_of_memory", "interrupted"])
+def test_what_is_already_known_about_the_end_is_kept(kind: Literal["out_of_memory", "interrupted"]) -> None:
+    request = request_of()
+    own = Failure(kind=kind, message="as the cell said")
     judged = judge_end(result_of(request, own), ContainerEnd(ProcessEnd(code=137), out_of_memory=True), request)
     assert judged.failure == own
 
@@ -204,6 +215,8 @@ def stub(client: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def run_stub(stub: tuple[Path, str], folder: Path, behaviour: str, *, copy: bool = False) -> CellResult:
+    # a stub that lost its child to the memory limit waits for the timeout; the others end by themselves
+    profile = PROFILE.model_copy(update={"timeout_minutes": 0.4}) if behaviour == "memory" else PROFILE
     source, image = stub
     runtime = DockerRuntime(source, "hash", ("-m", "stub_cell", behaviour), limits=SMALL_LIMITS)
     # the small image has no torch to probe: what the probe would find is put in its place
@@ -211,7 +224,7 @@ def run_stub(stub: tuple[Path, str], folder: Path, behaviour: str, *, copy: bool
     prepared = PreparedEnvironment(SMALL, SMALL_ENVIRONMENT, "docker", "/opt/venv/bin/python", "lock")
     cell = folder / "cell"
     cell.mkdir()
-    return runtime.run_cell(prepared, request_of(), cell, lambda _: None)
+    return runtime.run_cell(prepared, request_of(profile=profile), cell, lambda _: None)
 
 
 @pytest.mark.docker

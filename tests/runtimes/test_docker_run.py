@@ -50,8 +50,8 @@ def attempt(action):
     except OSError as error:
         return type(error).__name__ + " " + str(error.errno)
     return "worked"
-def read(path):
-    return pathlib.Path(path).read_text().strip()
+def read(*paths):  # as control groups version 2 names it, then version 1
+    return next((p.read_text().strip() for p in (pathlib.Path("/sys/fs/cgroup", path) for path in paths) if p.exists()), None)
 def connect():
     with socket.socket() as s:
         s.settimeout(2); s.connect(("192.0.2.1", 80))
@@ -70,8 +70,9 @@ print("ANSWER", json.dumps({
     "write_cell": attempt(lambda: pathlib.Path("CELL/x").write_text("x")),
     "run_from_tmp": attempt(lambda: run_from("/tmp")),
     "run_from_cell": attempt(lambda: run_from("CELL")),
-    "memory": read("/sys/fs/cgroup/memory.max"), "swap": read("/sys/fs/cgroup/memory.swap.max"),
-    "pids": read("/sys/fs/cgroup/pids.max"), "cpu": read("/sys/fs/cgroup/cpu.max"),
+    "memory": read("memory.max", "memory/memory.limit_in_bytes"),
+    "swap": read("memory.swap.max"), "memory_and_swap": read("memory/memory.memsw.limit_in_bytes"),
+    "pids": read("pids.max", "pids/pids.max"), "cpu": read("cpu.max", "cpu/cpu.cfs_quota_us"),
     "cpus": sorted(os.sched_getaffinity(0)),
     "shm": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize,
     "tmp": os.statvfs("/tmp").f_blocks * os.statvfs("/tmp").f_frsize,
@@ -161,9 +162,11 @@ def test_what_inductor_compiles_can_be_run(inside: dict[str, object]) -> None:
 
 def test_the_limits_of_the_matrix_are_in_force(inside: dict[str, object]) -> None:
     assert inside["memory"] == str(192 * 2**20)
-    assert inside["swap"] == "0"
+    # a kernel that does not account for swap says neither
+    assert inside["swap"] in ("0", None)
+    assert inside["memory_and_swap"] in (inside["memory"], None)
     assert inside["pids"] == "32"
-    assert inside["cpu"] == "100000 100000"
+    assert str(inside["cpu"]).split()[0] == "100000"  # microseconds of every 100,000
     assert inside["cpus"] == [0]
     assert inside["shm"] == 32 * 2**20
     assert inside["tmp"] == 64 * 2**20

@@ -240,15 +240,14 @@ def judge_end(result: CellResult, end: ContainerEnd, request: CellRequest) -> Ce
     if end.lost:
         failure = Failure(kind="environment", message=end.lost, last_lines=end.process.last_lines)
         return result.model_copy(update={"failure": failure})
-    told = result.failure is not None or any(
-        evidence.failure is not None and evidence.failure.kind == "out_of_memory"
-        for evidence in result.evidence.values()
-    )
+    failures = [result.failure, *(evidence.failure for evidence in result.evidence.values())]
+    told = any(failure is not None and failure.kind in ("out_of_memory", "interrupted") for failure in failures)
     if end.out_of_memory and not told:
-        # the cell went on as if nothing had happened: a compile worker died, say, and timings are not what they seem
+        # the cell may have gone on as if nothing had happened, or have waited for a dead compile worker
+        then = f" (then: {result.failure.message})" if result.failure else ""
         failure = Failure(
             kind="out_of_memory",
-            message=f"a process of the cell was killed at {request.limits.memory}: raise limits.memory in matrix.yaml",
+            message=f"a process of the cell was killed at {request.limits.memory}: raise limits.memory in matrix.yaml{then}",
             last_lines=end.process.last_lines,
         )
         return result.model_copy(update={"failure": failure})
