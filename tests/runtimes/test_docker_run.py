@@ -51,7 +51,8 @@ def attempt(action):
         return type(error).__name__ + " " + str(error.errno)
     return "worked"
 def read(*paths):  # as control groups version 2 names it, then version 1
-    return next((p.read_text().strip() for p in (pathlib.Path("/sys/fs/cgroup", path) for path in paths) if p.exists()), None)
+    there = [p for p in (pathlib.Path("/sys/fs/cgroup", path) for path in paths) if p.exists()]
+    return there[0].read_text().strip() if there else None
 def connect():
     with socket.socket() as s:
         s.settimeout(2); s.connect(("192.0.2.1", 80))

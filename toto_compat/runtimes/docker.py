@@ -247,7 +247,7 @@ def judge_end(result: CellResult, end: ContainerEnd, request: CellRequest) -> Ce
         then = f" (then: {result.failure.message})" if result.failure else ""
         failure = Failure(
             kind="out_of_memory",
-            message=f"a process of the cell was killed at {request.limits.memory}: raise limits.memory in matrix.yaml{then}",
+            message=f"a process was killed at {request.limits.memory}: raise limits.memory in matrix.yaml{then}",
             last_lines=end.process.last_lines,
         )
         return result.model_copy(update={"failure": failure})
