@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.report.hostile import HOSTILE, hostile_cell
-from tests.verdict.sample_cells import good_result, production_incident, with_figures
+from tests.verdict.sample_cells import good_result, production_incident, with_figures, with_suite
 from tests.verdict.stored_runs import store_run
 from toto_compat.evidence.schema import CellResult
 from toto_compat.matrix.schema import Device, Gate, Suite
@@ -113,6 +113,13 @@ def test_recompile_reasons_are_grouped_and_counted_with_their_source_line() -> N
 def test_a_skip_that_names_its_mutated_inputs_counts_once() -> None:
     skip = Event(kind=EventKind.CUDAGRAPH_SKIP, severity=Severity.WARNING, reason="mutated inputs", count=8)
     assert grouped_events([skip, skip])[0]["count"] == 2
+
+
+def test_events_beyond_the_kept_ones_are_told(tmp_path: Path) -> None:
+    result = production_incident()
+    recompile = result.evidence[Suite.RECOMPILE].model_copy(update={"details": {"events_seen": 500}})
+    details = details_of(page_of(tmp_path, with_suite(result, Suite.RECOMPILE, recompile)))
+    assert details["eventsNotKept"] == 500 - len(recompile.events)
 
 
 def test_history_comes_from_the_other_runs_oldest_first(tmp_path: Path) -> None:

@@ -85,6 +85,13 @@ def test_only_failures_keep_compile_off_and_name_the_closest_row() -> None:
     assert settings_to_copy(found) == ("TOTO_DISABLE_COMPILE=1",)
 
 
+def test_of_rows_with_one_failure_the_one_stopped_last_is_closest() -> None:
+    breaks = with_figures(on_gpu(cache="compile_friendly"), {Gate.GRAPH_BREAKS: 12.0})
+    heavy = with_figures(on_gpu(), {Gate.MEMORY: 1.9})
+    assert "closest is torch-2.9.0-cu128/fixed_size" in decided(heavy, breaks).sentence
+    assert "closest is torch-2.9.0-cu128/fixed_size" in decided(breaks, heavy).sentence
+
+
 def test_one_undecided_row_among_failures_is_not_enough_evidence() -> None:
     undecided = with_figures(on_gpu(), {Gate.MEMORY: None})
     decision = decided(production_incident(build="cu128"), undecided)

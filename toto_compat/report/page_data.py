@@ -22,6 +22,7 @@ from toto_compat.verdict.judged_run import JudgedRun, load_judged_run
 
 # enough to tell a spike from noise; more digits only make the page larger
 _SIGNIFICANT_DIGITS = 4
+_LONGEST_DETAILS = 6000
 _GATE_NAMES = frozenset(gate.value for gate in Gate)
 
 
@@ -106,6 +107,7 @@ def cell_details(cell: JudgedCell, history: Sequence[PastRow], provenance_number
             if name not in _GATE_NAMES
         ],
         "events": grouped_events(event for evidence in result.evidence.values() for event in evidence.events),
+        "eventsNotKept": sum(_events_not_kept(evidence) for evidence in result.evidence.values()),
         "suites": [_suite(evidence) for evidence in result.evidence.values()],
         "failure": _failure(result.failure.kind, result.failure.message, result.failure.last_lines)
         if result.failure
@@ -282,8 +284,26 @@ def _suite(evidence: SuiteEvidence) -> dict[str, Any]:
         "outcome": evidence.outcome.value,
         "seconds": round(evidence.seconds, 1),
         "method": evidence.method,
+        "details": _details_text(evidence),
         "failure": _failure(failure.kind, failure.message, failure.last_lines) if failure else None,
     }
+
+
+def _events_not_kept(evidence: SuiteEvidence) -> int:
+    """A cell that recompiles in every step says more than its file keeps; its suite counts all of it."""
+    seen = evidence.details.get("events_seen")
+    return max(0, seen - len(evidence.events)) if isinstance(seen, int) else 0
+
+
+def _details_text(evidence: SuiteEvidence) -> str:
+    """A suite's own tables one row a line; timings are drawn, and what is too long stays in the cell's file."""
+    held = {name: value for name, value in evidence.details.items() if name != "timings"}
+    lines = []
+    for name, value in held.items():
+        rows = value if isinstance(value, list) else [value]
+        lines += [f"{name}:", *(f"  {json.dumps(row, default=str)}" for row in rows)]
+    text = "\n".join(lines)
+    return text if len(text) <= _LONGEST_DETAILS else f"{text[:_LONGEST_DETAILS]}\n... the rest is in the cell's file"
 
 
 def _failure(kind: str, message: str, last_lines: Sequence[str]) -> dict[str, Any]:

@@ -292,10 +292,11 @@ def _no_contender(
     )
 
 
-def _how_far(cell: JudgedCell) -> tuple[int, int]:
-    """Cells that got furthest through the gates: the fewest failures, then the most passes."""
+def _how_far(cell: JudgedCell) -> tuple[int, int, int]:
+    """Cells that got furthest: the fewest failures, then the most passes, then the latest gate to stop them."""
     statuses = [judged.status for judged in cell.gates.values()]
-    return -statuses.count(Status.FAIL), statuses.count(Status.PASS)
+    stopped_at = list(Gate).index(cell.decided_by) if cell.decided_by else 0
+    return -statuses.count(Status.FAIL), statuses.count(Status.PASS), stopped_at
 
 
 def _commands_for_undecided(cells: Sequence[JudgedCell]) -> tuple[str, ...]:

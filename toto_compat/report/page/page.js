@@ -274,6 +274,7 @@ function fillDetails(number) {
       element("figure", {}, element("figcaption", {}, "Distribution"), distributionPlot(cell.timings)),
       element("figure", {}, element("figcaption", {}, "Over iterations: a recompile shows as a spike"), latencyPlot(cell.timings)))));
   }
+  if (cell.eventsNotKept) parts.push(element("p", { class: "note" }, `${cell.eventsNotKept} more compiler events were counted than are kept: the full counts are under Suites.`));
   parts.push(...eventSections(cell.events));
   for (const [suite, title] of [["memory", "Memory"], ["speed", "Speed and compile time"], [null, "Other figures"]]) {
     const rows = cell.figures.filter((figure) => (suite ? figure[0] === suite : !["memory", "speed"].includes(figure[0])));
@@ -281,7 +282,7 @@ function fillDetails(number) {
   }
   parts.push(...section("Suites", table(["suite", "outcome", "seconds", "method"], cell.suites.map((suite) => [
     suite.suite, suite.outcome, suite.seconds,
-    element("div", {}, suite.method, suite.failure ? element("pre", { tabindex: "0" }, failureText(suite.failure)) : ""),
+    element("div", {}, suite.method, suite.details ? element("details", {}, element("summary", {}, `what ${suite.suite} recorded`), element("pre", { tabindex: "0" }, suite.details)) : "", suite.failure ? element("pre", { tabindex: "0" }, failureText(suite.failure)) : ""),
   ]), [3])));
   if (cell.history.length > 1) {
     parts.push(...section("History over runs", table(["run", "date", "verdict", "speedup", "recompiles in total"],
