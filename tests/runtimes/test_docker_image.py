@@ -9,6 +9,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from docker.models.images import Image
 
 from tests.runtimes.containers import (
     SMALL,
@@ -45,10 +46,15 @@ FREEZE = "PYTHONPATH=$(ls /usr/share/python-wheels/pip-*.whl) /opt/venv/bin/pyth
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: docker.DockerClient) -> Iterator[SmallProject]:
     """A small project whose image no other test has, removed afterwards."""
-    yield make_small_project(tmp_path, monkeypatch, note=str(tmp_path))
-    for image in own_images(client):
-        if image.labels.get("toto-compat.environment") == SMALL:
-            client.images.remove(str(image.id), force=True)
+    small = make_small_project(tmp_path, monkeypatch, note=str(tmp_path))
+    yield small
+    for image in images_of(client, small):
+        client.images.remove(str(image.id), force=True)
+
+
+def images_of(client: docker.DockerClient, project: SmallProject) -> list[Image]:
+    """Of this project alone: other test workers have small images, too."""
+    return [image for image in own_images(client) if image.labels.get("toto-compat.lock") == project.lock.identity]
 
 
 def quiet(_: str) -> None:
@@ -134,7 +140,7 @@ def test_a_wheel_whose_hash_does_not_match_stops_the_build(
     monkeypatch.setattr(docker_image, "verify_wheels", lambda _: None)
     with pytest.raises(EnvironmentBuildError, match="does not match the hash in its lock"):
         ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
-    assert nothing_left(client)
+    assert images_of(client, project) == []
 
 
 @pytest.mark.docker
@@ -157,7 +163,7 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(
     dockerfile.write_text(dockerfile.read_text() + f"\n{step}\n")
     with pytest.raises(EnvironmentBuildError, match=message):
         ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
-    assert nothing_left(client)
+    assert images_of(client, project) == []
 
 
 @pytest.mark.docker
@@ -172,13 +178,6 @@ def test_a_base_without_the_python_asked_for_is_blamed(
     monkeypatch.setattr(docker_image, "resolve_base", lambda *_: base)
     with pytest.raises(EnvironmentBuildError, match=r"has no complete python3\.99"):
         ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
-
-
-def nothing_left(client: docker.DockerClient) -> bool:
-    """No tagged image of the small environment, and no container of a build."""
-    images = [image for image in own_images(client) if image.labels.get("toto-compat.environment") == SMALL]
-    running = [one for one in client.containers.list(all=True) if one.labels.get("toto-compat", "").startswith("stage")]
-    return not images and not running
 
 
 # --- without one ------------------------------------------------------------------------------------------------------

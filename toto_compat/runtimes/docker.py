@@ -26,7 +26,7 @@ from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Proven
 from toto_compat.evidence.store import utc_now, write_atomically, write_model
 from toto_compat.matrix.schema import Device, Environment, Limits
 from toto_compat.runtimes import probe
-from toto_compat.runtimes.cell_process import CELL_COMMAND, REQUEST_FILE, RESULT_FILE, collect_result
+from toto_compat.runtimes.cell_process import CELL_COMMAND, REQUEST_FILE, RESULT_FILE, ProcessEnd, collect_result
 from toto_compat.runtimes.docker_image import ensure_image, plan_image
 from toto_compat.runtimes.docker_run import (
     CELL_FOLDER,
@@ -41,6 +41,7 @@ from toto_compat.runtimes.docker_run import (
 from toto_compat.runtimes.engine import (
     EngineFacts,
     check_gpu,
+    engine_errors,
     engine_facts,
     is_local,
     local_image,
@@ -96,18 +97,19 @@ class DockerRuntime:
 
     def lock_of(self, environment_name: str, environment: Environment) -> str | None:
         try:
-            plan = plan_image(self._client, environment_name, environment)
+            with engine_errors():
+                plan = plan_image(self._client, environment_name, environment)
+                built = plan is not None and local_image(self._client, plan.tag) is not None
         except EnvironmentBuildError:
             return None
-        if plan is None or self._rebuild or local_image(self._client, plan.tag) is None:
-            return None
-        return plan.identity
+        return plan.identity if plan is not None and built and not self._rebuild else None
 
     def prepare(self, environment_name: str, environment: Environment, say: OnLine) -> PreparedEnvironment:
         """Image and probe: an environment that comes out of here can run cells."""
         device = Device.CPU if environment.device is Device.CPU else self._device
         check_gpu(environment_name, environment, device, self._facts, find_gpus(), local=is_local(self._client))
-        plan, image = ensure_image(self._client, environment_name, environment, say, rebuild=self._rebuild)
+        with engine_errors():
+            plan, image = ensure_image(self._client, environment_name, environment, say, rebuild=self._rebuild)
         with self._guard:
             self._images[plan.identity] = str(image.id)
             probed = self._probed.get(plan.identity)
@@ -194,29 +196,31 @@ class DockerRuntime:
         write_model(folder / REQUEST_FILE, inside)
         on_gpu = request.device is Device.CUDA
         with self._cpus.taken(request.limits.cpus) as cpuset:
-            end = self._containers.run(
-                ContainerJob(
-                    image=image,
-                    command=(PYTHON, *self._command, f"{CELL_FOLDER}/{REQUEST_FILE}", f"{CELL_FOLDER}/{RESULT_FILE}"),
-                    folder=folder,
-                    source=self._source,
-                    inputs=inputs,
-                    environment={
-                        LOCK_VARIABLE: prepared.lock,
-                        IMAGE_VARIABLE: image,
-                        RUNTIME_VARIABLE: self.name,
-                        SOURCE_HASH_VARIABLE: self._source_hash,
-                    },
-                    limits=request.limits,
-                    cpuset=cpuset,
-                    gpu=(gpu or first_gpu()) if on_gpu else None,
-                    cdi=self._cdi,
-                    labels={"toto-compat.environment": prepared.name, "toto-compat.cell": request.cell},
-                    timeout=request.profile.timeout_minutes * 60,
-                    copy=copy,
-                ),
-                on_line,
+            job = ContainerJob(
+                image=image,
+                command=(PYTHON, *self._command, f"{CELL_FOLDER}/{REQUEST_FILE}", f"{CELL_FOLDER}/{RESULT_FILE}"),
+                folder=folder,
+                source=self._source,
+                inputs=inputs,
+                environment={
+                    LOCK_VARIABLE: prepared.lock,
+                    IMAGE_VARIABLE: image,
+                    RUNTIME_VARIABLE: self.name,
+                    SOURCE_HASH_VARIABLE: self._source_hash,
+                },
+                limits=request.limits,
+                cpuset=cpuset,
+                gpu=(gpu or first_gpu()) if on_gpu else None,
+                cdi=self._cdi,
+                labels={"toto-compat.environment": prepared.name, "toto-compat.cell": request.cell},
+                timeout=request.profile.timeout_minutes * 60,
+                copy=copy,
             )
+            try:
+                end = self._containers.run(job, on_line)
+            except EngineError as error:
+                # a start that the engine refuses: this cell's trouble, the others may go on
+                end = ContainerEnd(ProcessEnd(code=-1), lost=str(error))
         known = Provenance(
             torch=prepared.environment.torch,
             lock=prepared.lock,

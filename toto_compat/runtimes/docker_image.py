@@ -3,9 +3,11 @@
 import configparser
 import hashlib
 import io
+import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import uuid
 from collections import deque
@@ -198,11 +200,16 @@ def ensure_image(
         return plan, image
     folder = cache_folder() / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    with build_lock(folder / f"{name}.lock", name, say):
+    with build_lock(builder_lock(), name, say):
         image = local_image(client, plan.tag)
         if image is None or rebuild:
             image = _build(client, plan, environment, say, folder / f"{name}.log", rebuild=rebuild, online=online)
     return plan, image
+
+
+def builder_lock() -> Path:
+    """One build at a time: when a build ends its stages are removed, which must not hit those of another."""
+    return Path(tempfile.gettempdir()) / f"toto-compat-build-{os.getuid()}.lock"
 
 
 def disk_needed(lock: Lock) -> int:
@@ -456,7 +463,8 @@ def prune_images(everything: bool, matrix_file: Path | None) -> None:
                 else:
                     freed += image.attrs["Size"]
                     click.echo(f"removed {tag}, {image.attrs['Size'] / 1e9:.2f} GB")
-        _drop_stages(client, "stage-torch", "stage-toto", "stage")
+        with build_lock(builder_lock(), "images", click.echo):
+            _drop_stages(client, "stage-torch", "stage-toto", "stage")
     click.echo(f"images of {freed / 1e9:.2f} GB removed (layers they share with others stay)")
 
 

@@ -97,7 +97,7 @@ class ContainerEnd:
 
     process: ProcessEnd
     out_of_memory: bool = False
-    lost: str = ""  # the engine went away: nothing is known about the container
+    lost: str = ""  # the engine went away or would not start it: nothing is known about the container
 
 
 # --- what it may do ---------------------------------------------------------------------------------------------------

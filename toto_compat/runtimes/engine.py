@@ -38,7 +38,8 @@ def connect(*, timeout: int = _REQUEST_SECONDS) -> Iterator[docker.DockerClient]
     """A client for the engine that DOCKER_HOST, DOCKER_CONTEXT or the docker command's current context names."""
     client = open_client(timeout=timeout)
     try:
-        yield client
+        with engine_errors():
+            yield client
     finally:
         client.close()
 
@@ -120,6 +121,19 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             seen.add(id(cause))
             yield cause
             queue += [cause.__cause__, cause.__context__, getattr(cause, "reason", None), *cause.args]
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """An engine that goes away, or refuses what nobody foresaw, is a message and not a traceback."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise EngineError(
+            f"the engine refuses: {error.explanation or error}", hint="look at the engine's log"
+        ) from error
+    except requests.exceptions.RequestException as error:
+        raise engine_lost(error) from error
 
 
 def is_lost(error: BaseException) -> bool:
