@@ -80,6 +80,13 @@ def test_html_is_written_into_the_run_and_beside_it_for_other_limits(results: Pa
     assert (results / "first" / "compatibility-strict.html").is_file()
 
 
+def test_planned_cells_without_a_result_are_told(results: Path) -> None:
+    (results / "first" / "cells" / "torch-2.13.0-cpu" / "list_index" / "default.json").unlink()
+    finished = report(results, "first", "--format", "json")
+    assert "1 planned cells have no result: torch-2.13.0-cpu/list_index/default" in finished.stderr
+    assert len(json.loads(finished.stdout)["rows"]) == 1
+
+
 def test_an_unknown_run_names_those_that_are_there(results: Path) -> None:
     with pytest.raises(SelectionError, match="again"):
         report(results, "absent")

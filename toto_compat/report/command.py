@@ -49,6 +49,9 @@ def report_command(
         if open_page:
             webbrowser.open(page.resolve().as_uri())
         return
+    if stored.unfinished:
+        # on the error stream, so that every format stays what it is
+        click.echo(f"{len(stored.unfinished)} planned cells have no result: {_some(stored.unfinished)}", err=True)
     text = _as_text(judged, form, colour=output is None and sys.stdout.isatty())
     if output:
         write_atomically(output, text)
@@ -89,6 +92,10 @@ def diff_command(
         click.echo(_diff_as_text(old.info.name, new.info.name, rows, show_all=show_all))
     if fail_on_regression and any(row.change is Change.REGRESSED for row in rows):
         click.get_current_context().exit(ExitCode.FINDINGS)
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _as_text(judged: JudgedRun, form: str, *, colour: bool) -> str:
