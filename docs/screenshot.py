@@ -1,4 +1,4 @@
-"""Take the README's picture of a report: `python docs/screenshot.py results/<run>/compatibility.html docs/report.png`."""
+"""Take a picture of a report: `python docs/screenshot.py results/<run>/compatibility.html docs/report.png`."""
 
 import shutil
 import sys
