@@ -24,13 +24,6 @@ GRAPH_BREAK_TEXTS: _Names = (
     ("2.6", "Graph break in user code at"),
 )
 
-# Up to 2.5 a graph break at a place that broke before goes to another, silent logger.
-REPEATED_GRAPH_BREAK_TEXTS: _Names = (
-    ("2.0", ""),
-    ("2.6", "Graph break (details suppressed) in user code at"),
-    ("2.7", "Graph break (user stack suppressed due to duplicate graph break) in user code at"),
-)
-
 # What torch raises under fullgraph=True once the limit is hit.
 LIMIT_EXCEPTIONS: _Names = (
     ("2.0", "Unsupported"),
@@ -39,8 +32,8 @@ LIMIT_EXCEPTIONS: _Names = (
     ("2.7", "FailOnRecompileLimitHit"),
 )
 
-# The artifact logger that says why CUDA graphs were skipped.
-CUDAGRAPH_SKIP_ARTIFACTS: _Names = (("2.0", "perf_hints"), ("2.12", "cudagraphs"))
+# The artifact logger that says why CUDA graphs were skipped. Read in 2.9.0 and 2.13.0; 2.10 to 2.12 were not looked at.
+CUDAGRAPH_SKIP_ARTIFACTS: _Names = (("2.0", "perf_hints"), ("2.13", "cudagraphs"))
 
 # The counter group that holds how often dynamo resumed after a graph break.
 RESUME_COUNTERS: _Names = (("2.0", "inline_call"), ("2.11", "resumes"))
@@ -49,7 +42,7 @@ RESUME_COUNTERS: _Names = (("2.0", "inline_call"), ("2.11", "resumes"))
 COMPILE_START_ARGUMENTS: _Names = (("2.0", ""), ("2.8", "CallbackArgs"))
 
 # Where the warning that dynamo gave up on a function is logged from, in torch/_dynamo/convert_frame.py.
-LIMIT_WARNING_LINES: dict[int, str] = {844: "2.5.1", 964: "2.7.0", 1358: "2.9.0", 1994: "2.13.0"}
+LIMIT_WARNING_LINES: dict[int, str] = {844: "2.5.1", 964: "2.7.0", 1358: "2.9.0", 1994: "2.13.0", 2061: "2.15.0"}
 
 
 @dataclass(frozen=True)
@@ -88,9 +81,9 @@ def limit_text(torch_version: str) -> str:
     return _holding(LIMIT_TEXTS, torch_version)
 
 
-def graph_break_text(torch_version: str, *, repeated: bool = False) -> str:
-    """How the first line of a graph break reads; `repeated`: at a place that broke before in this process."""
-    return _holding(REPEATED_GRAPH_BREAK_TEXTS if repeated else GRAPH_BREAK_TEXTS, torch_version)
+def graph_break_text(torch_version: str) -> str:
+    """How the first line of a graph break reads in a release."""
+    return _holding(GRAPH_BREAK_TEXTS, torch_version)
 
 
 def limit_exception(torch_version: str) -> str:
