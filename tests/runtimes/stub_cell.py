@@ -16,7 +16,7 @@ HANG = "import os, signal, sys; open(sys.argv[1], 'w').write(str(os.getpid())); 
 EAT = "import os, signal; eaten = bytearray(os.urandom(2**20)) * 300; signal.pause()"
 
 
-def main(behaviour: str, request_path: Path, result_path: Path) -> int:
+def main(behaviour: str, request_path: Path, result_path: Path) -> int:  # noqa: PLR0912 - one case per behaviour
     request = json.loads(request_path.read_text(encoding="utf-8"))
     behaviour = json.loads(behaviour).get(request["cache"]["name"], "measure") if behaviour[0] == "{" else behaviour
     suites = request["profile"]["suites"]
