@@ -50,8 +50,9 @@ def test_enable_names_environment_cache_mode_releases_and_break_even() -> None:
     for part in ("torch-2.9.0-cu128", "fixed_size", "reduce-overhead", "good since 2.8.0"):
         assert part in found.sentence
     assert found.break_even_cold is not None and found.break_even_cold.value
-    assert settings_to_copy(found)[:4] == (
-        "# with the KV cache fixed_size",
+    assert settings_to_copy(found)[:5] == (
+        "# from toto_compat import compile_toto",
+        "# forecaster = compile_toto(model, cache='fixed_size', mode='reduce-overhead')",
         "TOTO_DISABLE_COMPILE=0",
         "TOTO_COMPILE=1",
         "TOTO_COMPILE_MODE=reduce-overhead",

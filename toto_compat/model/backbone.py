@@ -50,7 +50,9 @@ def _load_checkpoint(folder: Path) -> TotoBackbone:
                 f"checkpoint {folder}: no {name}", hint="give a folder with config.json and model.safetensors"
             )
     try:
-        return Toto.from_pretrained(str(folder)).model
+        # Not from_pretrained: toto-ts 0.2.0's hook for it does not fit huggingface_hub 1.0 and later. Strict: a weight
+        # that is missing from the file must not stay random.
+        return Toto.load_from_checkpoint(str(folder), strict=True).model
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"checkpoint {folder}: toto-ts cannot load it: {error}", hint="was it saved by toto-ts?"

@@ -120,7 +120,8 @@ def settings_to_copy(decision: DeviceDecision) -> tuple[str, ...]:
         return ("TOTO_DISABLE_COMPILE=1",)
     settings = contender.cells[-1].result.request.settings
     lines = [
-        f"# with the KV cache {contender.cache}",
+        "# from toto_compat import compile_toto",
+        f"# forecaster = compile_toto(model, cache={contender.cache!r}, mode={contender.mode!r})",
         "TOTO_DISABLE_COMPILE=0",
         "TOTO_COMPILE=1",
         f"TOTO_COMPILE_MODE={contender.mode}",
