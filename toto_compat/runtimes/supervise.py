@@ -16,7 +16,7 @@ from pathlib import Path
 
 OUT_OF_MEMORY_LINE = "::supervisor out_of_memory"
 _PR_SET_CHILD_SUBREAPER = 36
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 2.0  # each look walks /proc: a share of a core that a timing loop should not feel
 _GRACE_SECONDS = 5.0
 
 
