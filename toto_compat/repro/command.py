@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Device, Matrix, Profile, Suite
 from toto_compat.observe.events import Event, EventKind
 from toto_compat.repro.incident import Incident, Match, describe_match, load_incident, match_incident
-from toto_compat.runtimes.cell_process import LOG_FILE
+from toto_compat.runtimes.local import ReadyCell, run_cells
 from toto_compat.runtimes.machine import find_gpus
+from toto_compat.runtimes.progress import progress_for
 from toto_compat.runtimes.seam import Runtime
 from toto_compat.runtimes.source import cache_folder, stage_source
 
@@ -139,21 +139,27 @@ def reproduce(incident: Incident, request: CellRequest, runtime_name: str, matri
     runtime = open_runtime(runtime_name, request, matrix)
     prepared = runtime.prepare(request.environment_name, request.environment, say)
     say(f"running {request.cell} in {runtime.name}; torch logs every recompile, this takes a few minutes")
-    scratch = cache_folder() / "s"
-    scratch.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=scratch, prefix=""))
-    gpu = find_gpus()[0].index if request.device is Device.CUDA and find_gpus() else None
-    try:
-        result = runtime.run_cell(prepared, request, folder, lambda _: None, gpu=gpu)
-        if result.failure is not None and (folder / LOG_FILE).exists():
-            kept = cache_folder() / "repro-failed.log"
-            shutil.move(folder / LOG_FILE, kept)
-            say(f"its log is in {kept}")
-    except KeyboardInterrupt:
-        runtime.stop()
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    finished: list[CellResult] = []
+    logs = cache_folder() / "repro"
+
+    def keep_log(_: str, log: Path) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        shutil.move(log, logs / "last.log")
+
+    with progress_for(1) as progress:
+        run_cells(
+            [ReadyCell(request, prepared)],
+            runtime,
+            jobs=1,
+            gpus=[gpu.index for gpu in find_gpus()] if request.device is Device.CUDA else [],
+            scratch=cache_folder() / "s",
+            keep_log=keep_log,
+            progress=progress,
+            on_finished=lambda _, done: finished.append(done.result),
+        )
+    (result,) = finished
+    if could_not_run(result):
+        say(f"its log is {logs / 'last.log'}")
     evidence = result.evidence.get(Suite.RECOMPILE)
     events = evidence.events if evidence else ()
     torch = result.provenance.torch or request.environment.torch

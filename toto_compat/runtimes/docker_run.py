@@ -25,6 +25,7 @@ from toto_compat.matrix.schema import Limits
 from toto_compat.runtimes import supervise
 from toto_compat.runtimes.cell_process import LOG_FILE, ProcessEnd, bytes_of
 from toto_compat.runtimes.engine import LABEL, engine_lost, is_lost
+from toto_compat.runtimes.local import IN_USE
 from toto_compat.runtimes.seam import OnLine
 
 CELL_FOLDER = "/toto-compat/cell"  # the only writable place that outlives the container
@@ -440,7 +441,8 @@ def copy_out(container: Container, job: ContainerJob) -> None:
     with tarfile.open(fileobj=buffer) as archive:
         for entry in archive:
             entry.name = entry.name.partition("/")[2]
-            if entry.name and not entry.name.startswith(("work/inductor", "work/triton", "work/tmp")):
+            stays = ("work/inductor", "work/triton", "work/tmp", IN_USE)  # the last is locked by this process
+            if entry.name and not entry.name.startswith(stays):
                 archive.extract(entry, job.folder, filter="data")
 
 
