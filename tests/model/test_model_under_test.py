@@ -109,7 +109,14 @@ def test_a_users_own_cache_is_bound(tmp_path: Path) -> None:
 
 
 def test_series_are_reproducible_and_a_nudge_moves_present_values_only() -> None:
-    arguments = {"patch_size": 32, "context_patches": 4, "horizon_patches": 2, "batch": 2, "variates": 3, "groups": 2}
+    arguments: dict[str, Any] = {
+        "patch_size": 32,
+        "context_patches": 4,
+        "horizon_patches": 2,
+        "batch": 2,
+        "variates": 3,
+        "groups": 2,
+    }
     series, again = make_series(WORKLOAD, **arguments), make_series(WORKLOAD, **arguments)
     assert torch.equal(series.inputs, again.inputs)
     assert series.id_mask[0, :, 0].tolist() == [0, 0, 1]

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 from tabulate import tabulate
 
+from toto_compat.bench import contest as contest_module
 from toto_compat.bench.contest import Contest, ContestResult
 from toto_compat.bench.figures import BenchFigure, compared
 from toto_compat.bench.host_figures import host_figures
@@ -74,7 +75,8 @@ class Bench:
             "TMPDIR": str(cache),
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "kernels"),
         }
-        command = [self._python, "-m", "toto_compat.bench.contest", str(specification), str(output)]
+        # the file itself, with -P: the staged source holds only what cells run
+        command = [self._python, "-P", contest_module.__file__, str(specification), str(output)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             raise EnvironmentBuildError(f"contest {label} failed:\n{done.stderr[-3000:]}")

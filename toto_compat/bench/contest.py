@@ -1,4 +1,4 @@
-"""One contest in one fresh process of the torch environment: `python -m toto_compat.bench.contest <spec> <output>`."""
+"""One contest in one fresh process of the torch environment: `python contest.py <specification> <output>`."""
 
 import resource
 import sys

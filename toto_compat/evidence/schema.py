@@ -48,14 +48,14 @@ class Failure(StrictModel):
 
 
 class SuiteEvidence(StrictModel):
-    """What one suite found. `figures` is keyed by gate name for the figures that gates judge, by any name for the rest."""
+    """What one suite found. `figures` that gates judge are keyed by the gate's name, the rest by any name."""
 
     suite: Suite
     outcome: Outcome
     method: str = ""
-    figures: dict[str, Figure] = {}
+    figures: dict[str, Figure] = Field(default={})
     events: tuple[Event, ...] = ()
-    details: dict[str, Any] = {}  # suite-specific tables: comparisons, timings, partitions
+    details: dict[str, Any] = Field(default={})  # suite-specific tables: comparisons, timings, partitions
     failure: Failure | None = None
     seconds: float = 0.0
 
@@ -99,8 +99,8 @@ class Provenance(StrictModel):
     python: str = ""
     toto_ts: str = ""
     xformers: str | None = None
-    packages: dict[str, str] = {}
-    system_packages: dict[str, str] = {}
+    packages: dict[str, str] = Field(default={})
+    system_packages: dict[str, str] = Field(default={})
     compiler: str = ""
     lock: str = ""  # hash of the environment's lock
     image: str = ""  # image digest, in a container
@@ -123,5 +123,5 @@ class CellResult(StrictModel):
     cell: str
     request: CellRequest
     provenance: Provenance
-    evidence: dict[Suite, SuiteEvidence] = {}
+    evidence: dict[Suite, SuiteEvidence] = Field(default={})
     failure: Failure | None = None  # the cell as a whole could not be run

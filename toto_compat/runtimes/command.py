@@ -32,6 +32,7 @@ from toto_compat.evidence.store import (
 from toto_compat.matrix.expand import Cell, cell_request, default_selection, expand, gate_limits, named_profile, select
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_hash, matrix_option
 from toto_compat.matrix.schema import Device, Matrix
+from toto_compat.model.csv_file import read_csv
 from toto_compat.runtimes.local import FinishedCell, ReadyCell, run_cells
 from toto_compat.runtimes.machine import core_count, find_gpus
 from toto_compat.runtimes.plan import Plan, PlannedCell, key_of, make_plan, plan_as_json, plan_cells, plan_text
@@ -235,6 +236,8 @@ def plan_run(selected: Selected) -> Planned:
         )
         for cell in selected.cells
     ]
+    if requests[0].csv is not None:
+        read_csv(requests[0].csv)  # its mistakes are told now, not by every cell
     jobs = asked.jobs or (len(find_gpus()) if selected.device is Device.CUDA else min(2, core_count()))
     cells = plan_cells(requests, runtime, store, source_hash, fresh=asked.fresh)
     return Planned(

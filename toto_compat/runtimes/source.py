@@ -17,8 +17,8 @@ from toto_compat.errors import StorageError
 PACKAGE = Path(__file__).resolve().parent.parent
 
 # Never imported by a cell, so never staged: an edit there must not make stored results look outdated.
-_HOST_SIDE = ("runtimes", "verdict", "report", "production", "repro", "cli.py", "evidence/store.py")
-_HOST_SIDE_MATRIX = ("matrix/load.py", "matrix/expand.py", "matrix/releases.py")
+_HOST_SIDE = ("runtimes", "verdict", "report", "production", "repro", "bench", "cli.py", "evidence/store.py")
+_HOST_SIDE_MATRIX = tuple(f"matrix/{name}.py" for name in ("load", "document", "check", "expand", "releases"))
 
 
 def cache_folder() -> Path:
