@@ -50,12 +50,12 @@ def test_a_mutated_input_is_a_reason_unless_its_address_is_static() -> None:
 
 
 def test_reading_a_number_from_the_device_is_a_reason() -> None:
-    def read(x: torch.Tensor) -> torch.Tensor:
-        return x * x.sum().item()
+    def read(x: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(length.item()) + x.sum()
 
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        [graph] = checked(read, torch.ones(3))
-    assert any("_local_scalar_dense" in reason for reason in graph.reasons)
+        [graph] = checked(read, torch.ones(3), torch.tensor(2))
+    assert any("_local_scalar_dense" in reason for reason in graph.reasons), graph
 
 
 def test_upstream_is_predicted_to_skip_and_says_why() -> None:
