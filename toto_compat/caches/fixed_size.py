@@ -53,26 +53,3 @@ class FixedSizeKVCache:
     def begin(self, context_patches: int) -> None:
         """The context is in place: the next patch goes right behind it. What lies there from before is never read."""
         self.position.fill_(context_patches - 1)
-
-
-class PrefillView:
-    """The cache as toto-ts's own forward wants to see it during the one pass over the context."""
-
-    def __init__(self, cache: FixedSizeKVCache, layer_of: dict[int, int]) -> None:
-        self._cache = cache
-        self._layer_of = layer_of
-        self._current: tuple[Tensor, Tensor] | None = None
-
-    def seq_len(self, layer_idx: int) -> int:  # noqa: ARG002 - toto-ts's signature
-        return 0
-
-    def current_len(self, cache_idx: int) -> int:  # noqa: ARG002 - toto-ts's signature
-        return 0
-
-    def append(self, layer_idx: int, kv: tuple[Tensor, Tensor]) -> None:
-        self._current = kv
-        self._cache.fill(self._layer_of[layer_idx], *kv)
-
-    def __getitem__(self, layer_idx: int) -> tuple[Tensor, Tensor]:
-        assert self._current is not None
-        return self._current

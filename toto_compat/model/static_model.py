@@ -15,7 +15,7 @@ from packaging.version import Version
 from torch import Tensor
 from toto.model.backbone import TotoBackbone
 
-from toto_compat.caches.fixed_size import FixedSizeKVCache, PrefillView
+from toto_compat.caches.fixed_size import FixedSizeKVCache
 from toto_compat.model.bound import CompileSpec, StepObserver, WholeModel, apply_settings, class_name
 from toto_compat.model.sampling import draw_patch
 from toto_compat.model.series import Series
@@ -253,7 +253,7 @@ class StaticModel:
     # One forecast
 
     def _prefill(self, step: StaticStep, context: Context, *, copies: int, whole: bool) -> tuple[Tensor, ...]:
-        """toto-ts's own pass over the context, filling the buffers; the distribution of the newest patch or of all."""
+        """The one pass over the context, filling the buffers; the distribution of the newest patch or of all."""
         backbone, inputs = self.backbone, context.inputs
         scaled, loc, scale = backbone.scaler(
             inputs,
@@ -262,7 +262,9 @@ class StaticModel:
             prefix_length=inputs.shape[-1],
         )
         embeddings, ids = backbone.patch_embed(scaled, context.id_mask)
-        hidden = backbone.transformer(embeddings, ids, PrefillView(step.cache, step.cache_layer))
+        heads = backbone.transformer.layers[0].num_heads
+        group_mask = backbone.transformer._get_mask(num_heads=heads, dtype=inputs.dtype, id_mask=ids)
+        hidden = step.prefill(embeddings, group_mask, whole=whole)
         newest_ids = ids[:, None, :, -1]
         bias = torch.zeros_like(step.group_bias[: inputs.shape[0]])
         bias.masked_fill_(newest_ids.unsqueeze(2) != newest_ids.unsqueeze(3), -torch.inf)
@@ -270,7 +272,7 @@ class StaticModel:
         step.scaler.begin(inputs, context.padding_mask, loc, scale, copies)
         self._rewind_to = inputs.shape[-1] // self.patch_size
         step.cache.begin(self._rewind_to)
-        parameters = step.head(hidden if whole else hidden[:, :, -1:])
+        parameters = step.head(hidden)
         last = slice(-self.patch_size, None) if loc.shape[-1] > 1 else slice(None)
         return *parameters, loc[..., last], scale[..., last]
 

@@ -140,20 +140,21 @@ class ScalerState(torch.nn.Module):
         return means.to(patch.dtype), scale.to(patch.dtype)
 
 
-def rotation_tables(rotary: Any, capacity: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """cos, sin and the two xPos scales of a decode step at each position.
+Rotation = tuple[Tensor, Tensor, Tensor, Tensor]  # cos, sin, scale of the queries, scale of the keys
 
-    toto-ts's xPos scale depends on the largest position of the chunk it is given; a decode step is a chunk of one.
-    """
-    positions = torch.arange(capacity, device=device, dtype=dtype)
-    frequencies = torch.cat([rotary.forward(position.view(1)) for position in positions])
-    scales = torch.cat([rotary.get_scale(position.view(1)) for position in positions]).to(dtype)
-    return {
-        "cos": frequencies.cos().to(dtype),
-        "sin": frequencies.sin().to(dtype),
-        "query_scale": scales,
-        "key_scale": scales**-1,
-    }
+
+def rotation_of_chunk(rotary: Any, positions: Tensor) -> Rotation:
+    """What toto-ts rotates a chunk with. Its xPos scale depends on the largest position of the chunk."""
+    frequencies, scale = rotary.forward(positions), rotary.get_scale(positions).to(positions.dtype)
+    cos, sin = (table.to(positions.dtype) for table in (frequencies.cos(), frequencies.sin()))
+    return cos, sin, scale, scale**-1
+
+
+def rotations_of_single_patches(rotary: Any, positions: Tensor) -> Rotation:
+    """The same for decode steps, each a chunk of one."""
+    chunks = [rotation_of_chunk(rotary, position.view(1)) for position in positions]
+    cos, sin, query_scale, key_scale = (torch.cat(tables) for tables in zip(*chunks, strict=True))
+    return cos, sin, query_scale, key_scale
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor) -> Tensor:
@@ -162,14 +163,22 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor) -> Tensor:
     return (x * cos * scale) + (turned * sin * scale)
 
 
-def _project(layer: Any, hidden: Tensor, *rotation: Tensor) -> tuple[Tensor, ...]:
-    cos, sin, query_scale, key_scale = rotation
+def _qkv(layer: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     attention = layer.attention
     query, key, value = attention.get_qkv(attention.rearrange_inputs(layer.norm1(hidden)))
-    rotated = _rotate(query, cos, sin, query_scale), _rotate(key, cos, sin, key_scale)
-    # Clones: inductor (2.13) takes the memory behind a region's output for as large as its base, and a value that is
-    # a view into the joint projection gets written past its end.
-    return tuple(x.clone(memory_format=torch.contiguous_format) for x in (*rotated, value))
+    return query, key, value
+
+
+def _project(layer: Any, hidden: Tensor, *rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    cos, sin, query_scale, key_scale = rotation
+    query, key, value = _qkv(layer, hidden)
+    return _rotate(query, cos, sin, query_scale), _rotate(key, cos, sin, key_scale), value
+
+
+def _project_to_own_memory(layer: Any, hidden: Tensor, *rotation: Tensor) -> tuple[Tensor, ...]:
+    """As a region's outputs must be: inductor (2.13) takes the memory behind one for as large as its base, and a value
+    that is a view into the joint projection gets written past its end."""
+    return tuple(x.clone(memory_format=torch.contiguous_format) for x in _project(layer, hidden, *rotation))
 
 
 def _finish(layer: Any, hidden: Tensor, attended: Tensor) -> Tensor:
@@ -180,8 +189,11 @@ def _finish(layer: Any, hidden: Tensor, attended: Tensor) -> Tensor:
 
 
 # Time-wise and space-wise layers share both regions, so that inductor has as few kernels to compile as possible.
-project_region = _project if nested_compile_region is None else nested_compile_region(_project)
+project_region = _project if nested_compile_region is None else nested_compile_region(_project_to_own_memory)
 finish_region = _finish if nested_compile_region is None else nested_compile_region(_finish)
+
+
+ROTATION_BUFFERS = ("cos", "sin", "query_scale", "key_scale")
 
 
 class StaticStep(torch.nn.Module):
@@ -214,8 +226,11 @@ class StaticStep(torch.nn.Module):
         )
         group_bias = torch.zeros(batch, 1, variates, variates, dtype=dtype, device=device)
         self.register_buffer("group_bias", group_bias, persistent=False)
-        for name, table in rotation_tables(backbone.transformer.rotary_emb, capacity, dtype, device).items():
+        self.rotary = backbone.transformer.rotary_emb
+        positions = torch.arange(capacity, device=device, dtype=dtype)
+        for name, table in zip(ROTATION_BUFFERS, rotations_of_single_patches(self.rotary, positions), strict=True):
             self.register_buffer(name, table, persistent=False)
+        self._rotation_of_context: dict[int, Rotation] = {}
         for tensor in (*self.cache.tensors(), *self.buffers()):
             torch._dynamo.mark_static_address(tensor)
 
@@ -225,6 +240,32 @@ class StaticStep(torch.nn.Module):
     def advance(self) -> Tensor:
         """Where the new patch stands: for its rotation and its slot."""
         return self.cache.advance()
+
+    def prefill(self, hidden: Tensor, group_mask: Tensor, *, whole: bool) -> Tensor:
+        """The layers over a whole context, eager, filling the cache; hidden states of the newest patch or of all.
+
+        Unless all are wanted, the last time-wise layer is where the older patches have done their part.
+        """
+        patches = hidden.shape[2]
+        if patches not in self._rotation_of_context:
+            positions = torch.arange(patches, device=hidden.device, dtype=hidden.dtype)
+            self._rotation_of_context[patches] = rotation_of_chunk(self.rotary, positions)
+        rotation = self._rotation_of_context[patches]
+        last_time_layer = max(self.cache_layer, default=-1)
+        for index, layer in enumerate(self.layers):
+            if self.is_time_layer[index]:
+                query, key, value = _project(layer, hidden, *rotation)
+                self.cache.fill(self.cache_layer[index], key, value)
+                newest_only = index == last_time_layer and not whole
+                if newest_only:
+                    query, hidden = query[:, :, -1:], hidden[:, :, -1:]
+                attended = F.scaled_dot_product_attention(query, key, value, is_causal=not newest_only)
+            else:
+                query, key, value = _qkv(layer, hidden)
+                mask = group_mask.unflatten(0, (hidden.shape[0], -1))[:, -hidden.shape[2] :].flatten(0, 1)
+                attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            hidden = _finish(layer, hidden, attended)
+        return hidden if whole else hidden[:, :, -1:]
 
     def forward(self) -> tuple[Tensor, ...]:
         """Consume `patch`; predict the next one, leave its mean in `patch` and return the distribution."""
@@ -241,8 +282,7 @@ class StaticStep(torch.nn.Module):
                 keys, values = self.cache.write(self.cache_layer[index], key, value)
                 attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
             else:
-                attention = layer.attention
-                query, key, value = attention.get_qkv(attention.rearrange_inputs(layer.norm1(hidden)))
+                query, key, value = _qkv(layer, hidden)
                 attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.group_bias)
             hidden = finish_region(layer, hidden, attended)
         df, loc, scale, probs = self.head(hidden)
