@@ -148,7 +148,7 @@ def test_a_wheel_whose_hash_does_not_match_stops_the_build(
     ("step", "message"),
     [
         ("RUN echo something is wrong here && exit 3", "something is wrong here"),
-        ("RUN echo data >/dev/full", "the engine's disk is full"),
+        ("RUN head -c 9 /dev/zero >/dev/full", "the engine's disk is full"),
         ("FROM", "the engine refuses to build"),
     ],
     ids=["failing step", "full disk", "syntax"],

@@ -4,6 +4,7 @@ import configparser
 import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -53,6 +54,8 @@ from toto_compat.runtimes.wheelhouse import fetch_hint, fetch_wheels, verify_whe
 OFFLINE_BASE = "toto-compat-base"
 REPOSITORY = "toto-compat"
 _CHUNK = 2**20
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_CHATTER = re.compile(r"\s*--->|Removing intermediate container|Step \d+/\d+ : (?!RUN)")
 
 
 @dataclass(frozen=True)
@@ -273,10 +276,10 @@ def _stream_build(
         )
         with log.open("a", encoding="utf-8") as file:
             for event in events:
-                text = str(event.get("error") or event.get("stream") or event.get("status") or "")
+                text = _COLOUR.sub("", str(event.get("error") or event.get("stream") or event.get("status") or ""))
                 file.write(text)
                 file.flush()
-                last.extend(line for line in text.splitlines() if line.strip())
+                last.extend(line for line in text.splitlines() if line.strip() and not _CHATTER.match(line))
                 if "error" in event:
                     raise blame_build(plan, list(last), log)
     except docker.errors.APIError as error:
@@ -307,7 +310,8 @@ def blame_build(plan: ImagePlan, last: Sequence[str], log: Path) -> EnvironmentB
     else:
         message = f"{name}: the image could not be built"
     shown = "\n    ".join(line[:300] for line in last)
-    return EnvironmentBuildError(f"{message}:\n    {shown}", hint=f"{fetch_hint(text, name)}; all output is in {log}")
+    advice = f"{fetch_hint(text, name)}; " if "pip" in text else ""
+    return EnvironmentBuildError(f"{message}:\n    {shown}", hint=f"{advice}all output is in {log}")
 
 
 def _drop_stages(client: docker.DockerClient, *values: str) -> None:
