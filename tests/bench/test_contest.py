@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from toto_compat.bench.contest import Contest, run  # noqa: E402
+from toto_compat.bench.contest import Contest, run
 
 pytestmark = pytest.mark.cell
 
