@@ -8,7 +8,7 @@ import torch
 from tests.suites.small_trials import trial_of
 from toto_compat.evidence.schema import Kind
 from toto_compat.observe.events import EventKind
-from toto_compat.suites.cudagraph import GraphChecked, checking_backend, predict
+from toto_compat.suites.cudagraph import GraphChecked, checking_backend, cpu_finding_backend, predict
 
 pytestmark = pytest.mark.cell
 
@@ -56,6 +56,16 @@ def test_reading_a_number_from_the_device_is_a_reason() -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         [graph] = checked(read, torch.ones(3), torch.tensor(2))
     assert any("_local_scalar_dense" in reason for reason in graph.reasons), graph
+
+
+def test_a_tensor_left_on_the_cpu_is_found_on_meta() -> None:
+    found: list[str] = []
+
+    def stray(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(3).to(x.device)
+
+    torch.compile(stray, backend=cpu_finding_backend(found))(torch.ones(3, device="meta"))
+    assert found
 
 
 def test_upstream_is_predicted_to_skip_and_says_why() -> None:

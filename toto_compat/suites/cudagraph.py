@@ -14,7 +14,7 @@ from toto_compat.matrix.schema import Gate, Suite
 from toto_compat.model.bound import observed
 from toto_compat.observe.events import Event, EventKind, Severity
 from toto_compat.observe.live import CompilerWatch
-from toto_compat.suites.trial import Trial, blaming_the_candidate
+from toto_compat.suites.trial import Trial, blaming_the_candidate, telling_line
 
 PREDICTED_METHOD = (
     "Inductor's own checks on every graph of one forecast, without lowering it; its 'cpu device' reason ignored; the "
@@ -35,7 +35,6 @@ class GraphChecked:
     static_inputs: int = 0
     dynamic: bool = False
     partitions: int | None = None  # pieces between ops that cannot be captured; None before torch 2.9
-    on_cpu: list[str] = field(default_factory=list)  # names of nodes whose value is on the CPU
 
 
 def run_cudagraph(trial: Trial) -> SuiteEvidence:
@@ -90,25 +89,52 @@ def _predicted_figure(
 def graphs_of_one_forecast(trial: Trial) -> list[GraphChecked]:
     """Compile one mean forecast at the smallest context and check every graph it is made of."""
     graphs: list[GraphChecked] = []
-    model = trial.compiled(backend=checking_backend(graphs))
+    _one_forecast(trial, checking_backend(graphs))
+    return graphs
+
+
+def _one_forecast(trial: Trial, backend: Callable[..., Any]) -> None:
+    model = trial.compiled(backend=backend)
     horizon = trial.workload.horizon_patches[0]
     series = trial.series(model.patch_size, trial.workload.context_patches[0], horizon)
     model.generate_mean(series, horizon * model.patch_size)
-    return graphs
 
 
 def stray_tensors(trial: Trial) -> tuple[list[str] | None, str]:
     """Names of values that stay on the CPU when everything given is elsewhere; or None and why it cannot be traced."""
+    found: list[str] = []
     torch._dynamo.reset()
     try:
-        graphs = graphs_of_one_forecast(replace(trial, device="meta"))
+        with _meta_tensors_are_true():
+            _one_forecast(replace(trial, device="meta"), cpu_finding_backend(found))
     except Exception as error:  # a step that reads values cannot run on meta at all: that is an answer, not a fault
-        cause = getattr(error, "cause", error)
-        first_line = next(iter(str(cause).strip().splitlines()), "")
-        return None, f"the forecast cannot be traced on meta ({type(cause).__name__}: {first_line[:200]})"
+        return None, f"the forecast cannot be traced on meta ({telling_line(getattr(error, 'cause', error))[:200]})"
     finally:
         torch._dynamo.reset()
-    return [name for graph in graphs for name in graph.on_cpu], ""
+    return found, ""
+
+
+@contextmanager
+def _meta_tensors_are_true() -> Iterator[None]:
+    """toto-ts asserts on tensors outside the compiled step; without values every assertion holds."""
+    original = torch.Tensor.__bool__
+    torch.Tensor.__bool__ = lambda tensor: tensor.is_meta or original(tensor)
+    try:
+        yield
+    finally:
+        torch.Tensor.__bool__ = original
+
+
+def cpu_finding_backend(found: list[str]) -> Callable[..., Any]:
+    """AOTAutograd alone: Inductor's own passes throw away what is computed on meta, and then trip over it."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compiler(graph_module: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+        found.extend(_values_on_cpu(graph_module))
+        return _run_as_it_is(graph_module)
+
+    backend: Callable[..., Any] = aot_autograd(fw_compiler=compiler)
+    return backend
 
 
 def checking_backend(graphs: list[GraphChecked]) -> Callable[..., Any]:
@@ -122,16 +148,19 @@ def checking_backend(graphs: list[GraphChecked]) -> Callable[..., Any]:
 
     def inner_compile(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         graphs.append(check_graph(graph_module, example_inputs, options))
-
-        def run(arguments: list[Any]) -> Any:
-            given = list(arguments)
-            arguments.clear()  # the boxed calling convention: the caller gives its references away
-            return graph_module.forward(*given)
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return _run_as_it_is(graph_module)
 
     return backend
+
+
+def _run_as_it_is(graph_module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    def run(arguments: list[Any]) -> Any:
+        given = list(arguments)
+        arguments.clear()  # the boxed calling convention: the caller gives its references away
+        return graph_module.forward(*given)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 @contextmanager
@@ -176,14 +205,18 @@ def check_graph(
     )
     if refused := cudagraph_utils.check_for_mutation(function, list(example_inputs), lambda _tensor: False):
         checked.reasons.append(_plain(refused))
-    incompatible = get_first_incompatible_cudagraph_node(graph_module)
     if _has_graph_partition():
         checked.partitions = _partitions(graph_module)
-    if incompatible is not None:
-        target = getattr(incompatible, "target", incompatible)
-        checked.reasons.append(f"incompatible op {target}")
-    checked.on_cpu = _nodes_on_cpu(graph)
+    for part in _with_regions(graph_module):
+        incompatible = get_first_incompatible_cudagraph_node(part)
+        if incompatible is not None:
+            checked.reasons.append(f"incompatible op {getattr(incompatible, 'target', incompatible)}")
     return checked
+
+
+def _with_regions(graph_module: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    """The graph and the regions it calls (nested_compile_region, torch 2.8 and later), each once."""
+    return [module for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
 
 
 def _wrapped_function(module: Any, *, mutated: tuple[int, ...], static: tuple[int, ...], placeholders: Any) -> Any:
@@ -229,11 +262,12 @@ class _OneNode:
         self.nodes = [node]
 
 
-def _nodes_on_cpu(graph: torch.fx.Graph) -> list[str]:
+def _values_on_cpu(graph_module: torch.fx.GraphModule) -> list[str]:
     """Names of the values on the CPU that something uses."""
     return [
         node.name
-        for node in graph.nodes
+        for part in _with_regions(graph_module)
+        for node in part.graph.nodes
         if isinstance(value := node.meta.get("val"), torch.Tensor) and value.device.type == "cpu" and node.users
     ]
 

@@ -163,12 +163,13 @@ def measured(suite: Suite, run: Callable[[], SuiteEvidence]) -> SuiteEvidence:
 
 def failure_of(error: BaseException) -> Failure:
     """The first meaningful line of what was raised, and the end of its traceback."""
-    message = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    from toto_compat.suites.trial import telling_line
+
     lines = "".join(traceback.format_exception(error)).splitlines()
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return Failure(
         kind="out_of_memory" if out_of_memory else "exception",
-        message=f"{type(error).__name__}: {message}",
+        message=telling_line(error),
         last_lines=tuple(lines[-LAST_LINES:]),
     )
 

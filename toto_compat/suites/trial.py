@@ -120,6 +120,15 @@ class Trial:
         )
 
 
+def telling_line(error: BaseException) -> str:
+    """Type and first line of an error; of what a backend raised where torch only wraps it."""
+    inner = getattr(error, "inner_exception", None)  # BackendCompilerFailed: "backend='inductor' raised:"
+    if isinstance(inner, BaseException):
+        return telling_line(inner)
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    return f"{type(error).__name__}: {line}"
+
+
 def synchronise(device: str) -> None:
     """Wait until the device has done what it was given; a CPU always has."""
     if device == "cuda":
