@@ -135,3 +135,9 @@ def test_a_csv_becomes_a_series(tmp_path: Path) -> None:
     assert series.time_interval_seconds.tolist() == [[60]]
     with pytest.raises(InputError, match="has 200 rows"):
         make_series(WORKLOAD, patch_size=32, context_patches=40, horizon_patches=2, csv=csv)
+
+
+def test_a_series_has_the_strides_of_its_own_shape() -> None:
+    series = make_series(WORKLOAD, patch_size=32, context_patches=4, horizon_patches=2, batch=1, variates=1)
+    for name in ("inputs", "padding_mask", "id_mask", "timestamp_seconds"):
+        assert getattr(series, name).stride() == (128, 128, 1), name

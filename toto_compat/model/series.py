@@ -66,16 +66,22 @@ def make_series(
         present = torch.rand(values.shape, generator=generator) >= workload.missing
         start, interval = 1_700_000_000, 60
     present[..., context - 1] = True  # the newest value is there, as in any live series
-    inputs = torch.where(present, values, torch.zeros_like(values))[..., :context].contiguous()
+    inputs = torch.where(present, values, torch.zeros_like(values))[..., :context]
     group_of_variate = torch.arange(variates) * groups // variates
     return Series(
-        inputs=inputs,
-        padding_mask=present[..., :context].contiguous(),
-        id_mask=group_of_variate.view(1, variates, 1).expand(batch, variates, context).to(torch.int).contiguous(),
-        timestamp_seconds=(start + interval * torch.arange(context)).expand(batch, variates, context).contiguous(),
+        inputs=_compact(inputs),
+        padding_mask=_compact(present[..., :context]),
+        id_mask=_compact(group_of_variate.view(1, variates, 1).expand(batch, variates, context).to(torch.int)),
+        timestamp_seconds=_compact((start + interval * torch.arange(context)).expand(batch, variates, context)),
         time_interval_seconds=torch.full((batch, variates), interval, dtype=torch.int),
-        truth=values[..., context:].contiguous(),
+        truth=_compact(values[..., context:]),
     )
+
+
+def _compact(values: Tensor) -> Tensor:
+    """A copy with the strides of its own shape: of a single series, `contiguous()` keeps the strides of what it was cut
+    from, and dynamo guards on strides - the compiler would be blamed for how the series was made."""
+    return values.clone(memory_format=torch.contiguous_format)
 
 
 def _synthetic(batch: int, variates: int, length: int, seed: int) -> Tensor:
