@@ -38,16 +38,19 @@ class LeftOut(pytest.Item):
 @pytest.hookimpl(tryfirst=True)
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     side = config.getoption("--side")
+    if side == "cell" and collection_path.is_dir():
+        # a folder of host tests is not entered: its conftest.py imports what only the host has
+        return None if any(CELL_TEST.search(read(path)) for path in collection_path.rglob("test_*.py")) else True
     if side is None or not is_test_module(collection_path):
         return None
-    text = collection_path.read_text(encoding="utf-8")
+    text = read(collection_path)
     if side == "host":
         return True if CELL_MODULE.search(text) else None
     return None if CELL_TEST.search(text) else True
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    if HAS_TORCH or not CELL_MODULE.search(module_path.read_text(encoding="utf-8")):
+    if HAS_TORCH or not CELL_MODULE.search(read(module_path)):
         return None
     return LeftOutModule.from_parent(parent, path=module_path)  # type: ignore[return-value]  # any collector will do
 
@@ -66,3 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def is_test_module(path: Path) -> bool:
     return path.suffix == ".py" and path.name.startswith("test_")
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
