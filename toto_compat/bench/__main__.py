@@ -108,34 +108,34 @@ def tiny_figures(bench: Bench, result: ContestResult) -> list[BenchFigure]:
     """Ratios of the small model, and what needs further processes: warm start and memory."""
     fixed = result.timings["fixed_size compiled"]
     kernels = result.kernels_ms["fixed_size compiled"]
-    cold = {
-        name: result.first_forecast_s[name] - statistics.median(result.timings[name]) / 1e3
-        for name in ("upstream compiled", "fixed_size compiled")
-    }
-    alone = CONTESTS["tiny.mean"].model_copy(update={"contestants": ("fixed_size compiled",), "rounds": 10})
-    eager_alone = alone.model_copy(update={"contestants": ("upstream eager",)})
-    first = bench.run(alone, "tiny.cold-start", caches="tiny.start")
-    again = bench.run(alone, "tiny.warm-start", caches="tiny.start")
-    reference = bench.run(eager_alone, "tiny.memory-reference")
+
+    def alone(contestant: str, label: str, caches: str | None = None) -> ContestResult:
+        contest = CONTESTS["tiny.mean"].model_copy(update={"contestants": (contestant,), "rounds": 5})
+        return bench.run(contest, label, caches=caches)
 
     def start_seconds(run: ContestResult) -> float:
-        return run.first_forecast_s["fixed_size compiled"] - statistics.median(run.timings["fixed_size compiled"]) / 1e3
+        ((name, first),) = run.first_forecast_s.items()
+        return first - statistics.median(run.timings[name]) / 1e3
 
+    upstream = alone("upstream compiled", "tiny.cold-start-upstream")
+    cold = alone("fixed_size compiled", "tiny.cold-start", "tiny.start")
+    warm = alone("fixed_size compiled", "tiny.warm-start", "tiny.start")
+    eager = alone("upstream eager", "tiny.memory-reference")
     return [
         compared("tiny.mean.fixed_size_over_upstream_eager", result.timings["upstream eager"], fixed, ">= 4"),
         compared("tiny.mean.fixed_size_over_upstream_compiled", result.timings["upstream compiled"], fixed, ">= 2"),
         compared("tiny.mean.forecast_over_kernels_alone", fixed, kernels, "<= 2"),
         BenchFigure(
             "tiny.cold_compile_over_upstream",
-            round(cold["fixed_size compiled"] / cold["upstream compiled"], 3),
+            round(start_seconds(cold) / start_seconds(upstream), 3),
             "x",
             None,
             "<= 0.25",
-            "first forecast minus a warm one, both with empty inductor caches in one process; one run",
+            "first forecast minus a warm one, each in a process of its own with empty inductor caches; one run",
         ),
         BenchFigure(
             "tiny.warm_over_cold",
-            round(start_seconds(again) / start_seconds(first), 3),
+            round(start_seconds(warm) / start_seconds(cold), 3),
             "x",
             None,
             "<= 0.2",
@@ -143,7 +143,7 @@ def tiny_figures(bench: Bench, result: ContestResult) -> list[BenchFigure]:
         ),
         BenchFigure(
             "tiny.memory_over_eager",
-            round(again.peak_rss_bytes / reference.peak_rss_bytes, 3),
+            round(warm.peak_rss_bytes / eager.peak_rss_bytes, 3),
             "x",
             None,
             "<= 1.5",

@@ -12,7 +12,7 @@ from toto_compat.caches.fixed_size import FixedSizeKVCache
 from toto_compat.matrix.schema import CompileSettings
 from toto_compat.model.bound import CompileSpec, apply_settings
 from toto_compat.model.static_model import RunStep, StaticModel
-from toto_compat.model.static_step import StaticStep, finish_region
+from toto_compat.model.static_step import StaticStep, after_attention
 
 
 class PositionOffByOne(KVCache):
@@ -132,13 +132,12 @@ class Slow(StaticModel):
 
     def _compile(self, step: StaticStep) -> RunStep:
         run = super()._compile(step)
-        hidden = torch.zeros(step.batch, step.variates, 1, step.embed.out_features).to(step.patch)
-        attended = step.cache.keys[0][:, :, :1]
+        hidden = torch.zeros_like(step.nothing_pending)
 
         def wasteful() -> tuple[Tensor, ...]:
             for _ in range(20):
                 for layer in step.layers:
-                    finish_region(layer, hidden, attended)
+                    after_attention(layer, hidden, hidden)
             return run()
 
         return wasteful

@@ -220,9 +220,7 @@ class StaticModel:
         name = f"decode_step_batch{step.batch}_variates{step.variates}_capacity{step.capacity}"
         plain = type(step).forward
         function = types.FunctionType(plain.__code__.replace(co_name=name), plain.__globals__, name)
-        compiled = torch.compile(
-            types.MethodType(function, step), fullgraph=True, dynamic=False, **spec.torch_compile_arguments()
-        )
+        compiled = torch.compile(types.MethodType(function, step), fullgraph=True, dynamic=False, **_how(spec))
         if spec.mode == "default":
             return compiled
 
@@ -295,6 +293,19 @@ class StaticModel:
         if self._head is not None and not self._head.mixture:
             return {name: values[name].squeeze(-1) for name in ("df", "loc", "scale")}
         return values
+
+
+def _how(spec: CompileSpec) -> dict[str, Any]:
+    """Arguments of torch.compile: the mode's own options, and two of the step's where inductor compiles it.
+
+    Shapes are fixed and guarded, so inductor need not check them again in every layer of every step; and a kernel that
+    never writes in place is the same kernel in more places, of which only one has to be compiled.
+    """
+    arguments = spec.torch_compile_arguments()
+    if arguments["backend"] != "inductor":
+        return arguments
+    of_mode = torch._inductor.list_mode_options(arguments["mode"]) if arguments["mode"] else {}
+    return {"backend": "inductor", "options": {**of_mode, "size_asserts": False, "inplace_buffers": False}}
 
 
 def bind_static(

@@ -140,60 +140,73 @@ class ScalerState(torch.nn.Module):
         return means.to(patch.dtype), scale.to(patch.dtype)
 
 
-Rotation = tuple[Tensor, Tensor, Tensor, Tensor]  # cos, sin, scale of the queries, scale of the keys
+Rotation = tuple[Tensor, Tensor, Tensor, Tensor]  # cos and sin of the queries, cos and sin of the keys
 
 
 def rotation_of_chunk(rotary: Any, positions: Tensor) -> Rotation:
     """What toto-ts rotates a chunk with. Its xPos scale depends on the largest position of the chunk."""
     frequencies, scale = rotary.forward(positions), rotary.get_scale(positions).to(positions.dtype)
     cos, sin = (table.to(positions.dtype) for table in (frequencies.cos(), frequencies.sin()))
-    return cos, sin, scale, scale**-1
+    return cos * scale, sin * scale, cos * scale**-1, sin * scale**-1
 
 
 def rotations_of_single_patches(rotary: Any, positions: Tensor) -> Rotation:
     """The same for decode steps, each a chunk of one."""
     chunks = [rotation_of_chunk(rotary, position.view(1)) for position in positions]
-    cos, sin, query_scale, key_scale = (torch.cat(tables) for tables in zip(*chunks, strict=True))
-    return cos, sin, query_scale, key_scale
+    query_cos, query_sin, key_cos, key_sin = (torch.cat(tables) for tables in zip(*chunks, strict=True))
+    return query_cos, query_sin, key_cos, key_sin
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
     turned = torch.stack((-odd, even), dim=-1).flatten(-2)
-    return (x * cos * scale) + (turned * sin * scale)
+    return x * cos + turned * sin
 
 
-def _qkv(layer: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _joint_projection(layer: Any, hidden: Tensor) -> Tensor:
+    """..., width -> ..., (query, key, value), head, dimension of the head: toto-ts's own layout, its heads last."""
     attention = layer.attention
-    query, key, value = attention.get_qkv(attention.rearrange_inputs(layer.norm1(hidden)))
-    return query, key, value
+    joint = attention.wQKV(layer.norm1(hidden))
+    split: Tensor = joint.unflatten(-1, (3, attention.head_dim, attention.num_heads)).transpose(-1, -2)
+    return split
 
 
-def _project(layer: Any, hidden: Tensor, *rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    cos, sin, query_scale, key_scale = rotation
-    query, key, value = _qkv(layer, hidden)
-    return _rotate(query, cos, sin, query_scale), _rotate(key, cos, sin, key_scale), value
+def _add_and_project(layer: Any, hidden: Tensor, pending: Tensor, *rotation: Tensor) -> tuple[Tensor, ...]:
+    """The beginning of a layer; as at its end the norm follows an addition, so that one kernel does for both.
+
+    A region's outputs must have memory of their own: inductor (2.13) takes the memory behind one for as large as its
+    base, and a value that is a view into the joint projection gets written past its end.
+    """
+    query_cos, query_sin, key_cos, key_sin = rotation
+    hidden = hidden + pending
+    query, key, value = _joint_projection(layer, hidden).unbind(-3)
+    query, key = _rotate(query, query_cos, query_sin), _rotate(key, key_cos, key_sin)
+    return hidden, query, key, value.clone(memory_format=torch.contiguous_format)
 
 
-def _project_to_own_memory(layer: Any, hidden: Tensor, *rotation: Tensor) -> tuple[Tensor, ...]:
-    """As a region's outputs must be: inductor (2.13) takes the memory behind one for as large as its base, and a value
-    that is a view into the joint projection gets written past its end."""
-    return tuple(x.clone(memory_format=torch.contiguous_format) for x in _project(layer, hidden, *rotation))
+def after_attention(layer: Any, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+    """The end of a layer: the hidden state, and what its MLP still has to add to it."""
+    hidden = hidden + layer.attention.wO(attended)
+    return hidden, layer.mlp(layer.norm2(hidden))
 
 
-def _finish(layer: Any, hidden: Tensor, attended: Tensor) -> Tensor:
-    attention = layer.attention
-    batch, variates, patches, _ = hidden.shape
-    hidden = hidden + attention.wO(attention.rearrange_output(attended, batch, variates, patches))
-    return hidden + layer.mlp(layer.norm2(hidden))
+def _attend_and_finish(
+    layer: Any, hidden: Tensor, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attention spelled out: fused attention kernels are made for many queries a row, here call overhead is all."""
+    scores = (query * query.shape[-1] ** -0.5) @ keys.transpose(-1, -2) + bias
+    attended = scores.softmax(-1) @ values
+    return after_attention(layer, hidden, attended.transpose(1, 2).flatten(2).flatten(0, 1))
 
 
-# Time-wise and space-wise layers share both regions, so that inductor has as few kernels to compile as possible.
-project_region = _project if nested_compile_region is None else nested_compile_region(_project_to_own_memory)
-finish_region = _finish if nested_compile_region is None else nested_compile_region(_finish)
+# A region is compiled once and used by all layers. Between the two the cache is written: no region may do that.
+project_region, attend_region = (
+    function if nested_compile_region is None else nested_compile_region(function)
+    for function in (_add_and_project, _attend_and_finish)
+)
 
 
-ROTATION_BUFFERS = ("cos", "sin", "query_scale", "key_scale")
+ROTATION_BUFFERS = ("query_cos", "query_sin", "key_cos", "key_sin")
 
 
 class StaticStep(torch.nn.Module):
@@ -226,10 +239,16 @@ class StaticStep(torch.nn.Module):
         )
         group_bias = torch.zeros(batch, 1, variates, variates, dtype=dtype, device=device)
         self.register_buffer("group_bias", group_bias, persistent=False)
+        nothing_pending = torch.zeros(batch * variates, width, dtype=dtype, device=device)
+        self.register_buffer("nothing_pending", nothing_pending, persistent=False)
         self.rotary = backbone.transformer.rotary_emb
         positions = torch.arange(capacity, device=device, dtype=dtype)
-        for name, table in zip(ROTATION_BUFFERS, rotations_of_single_patches(self.rotary, positions), strict=True):
-            self.register_buffer(name, table, persistent=False)
+        rotations = rotations_of_single_patches(self.rotary, positions)
+        # A space-wise layer is not rotated. Turned by nothing, the last row, it is the same code as a time-wise one.
+        for name, table, nothing in zip(ROTATION_BUFFERS, rotations, (1.0, 0.0, 1.0, 0.0), strict=True):
+            last = torch.full_like(table[:1], nothing)
+            self.register_buffer(name, torch.cat([table, last]), persistent=False)
+        self.register_buffer("last_row", torch.tensor([capacity], device=device), persistent=False)
         self._rotation_of_context: dict[int, Rotation] = {}
         for tensor in (*self.cache.tensors(), *self.buffers()):
             torch._dynamo.mark_static_address(tensor)
@@ -253,38 +272,48 @@ class StaticStep(torch.nn.Module):
         rotation = self._rotation_of_context[patches]
         last_time_layer = max(self.cache_layer, default=-1)
         for index, layer in enumerate(self.layers):
+            joint = _joint_projection(layer, hidden)  # batch, variate, patch, 3, head, dimension
             if self.is_time_layer[index]:
-                query, key, value = _project(layer, hidden, *rotation)
+                query, key, value = joint.permute(3, 0, 1, 4, 2, 5).flatten(1, 2).contiguous().unbind()
+                query, key = _rotate(query, *rotation[:2]), _rotate(key, *rotation[2:])
                 self.cache.fill(self.cache_layer[index], key, value)
                 newest_only = index == last_time_layer and not whole
                 if newest_only:
                     query, hidden = query[:, :, -1:], hidden[:, :, -1:]
                 attended = F.scaled_dot_product_attention(query, key, value, is_causal=not newest_only)
+                attended = attended.unflatten(0, hidden.shape[:2]).transpose(2, 3)
             else:
-                query, key, value = _qkv(layer, hidden)
+                query, key, value = joint.permute(3, 0, 2, 4, 1, 5).flatten(1, 2).contiguous().unbind()
                 mask = group_mask.unflatten(0, (hidden.shape[0], -1))[:, -hidden.shape[2] :].flatten(0, 1)
                 attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-            hidden = _finish(layer, hidden, attended)
+                attended = attended.unflatten(0, (hidden.shape[0], hidden.shape[2])).permute(0, 3, 1, 2, 4)
+            hidden, pending = after_attention(layer, hidden, attended.flatten(-2))
+            hidden = hidden + pending
         return hidden if whole else hidden[:, :, -1:]
+
+    def _rotation(self, row: Tensor) -> list[Tensor]:
+        return [getattr(self, name).index_select(0, row) for name in ROTATION_BUFFERS]
 
     def forward(self) -> tuple[Tensor, ...]:
         """Consume `patch`; predict the next one, leave its mean in `patch` and return the distribution."""
         position = self.advance()
         affine_loc, affine_scale = self.scaler(self.patch)
-        hidden = self.embed((self.patch - affine_loc) / affine_scale).unsqueeze(2)
-        rotation = [
-            getattr(self, name).index_select(0, position) for name in ("cos", "sin", "query_scale", "key_scale")
-        ]
+        hidden = self.embed((self.patch - affine_loc) / affine_scale).flatten(0, 1)  # a row per variate, width
+        turned, unturned = self._rotation(position), self._rotation(self.last_row)
         bias = self.cache.bias()
+        pending = self.nothing_pending
         for index, layer in enumerate(self.layers):
+            rotation = turned if self.is_time_layer[index] else unturned
+            hidden, query, key, value = project_region(layer, hidden, pending, *rotation)
             if self.is_time_layer[index]:
-                query, key, value = project_region(layer, hidden, *rotation)
-                keys, values = self.cache.write(self.cache_layer[index], key, value)
-                attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
+                query, key, value = (x.unsqueeze(2) for x in (query, key, value))
+                key, value = self.cache.write(self.cache_layer[index], key, value)
+                mask = bias
             else:
-                query, key, value = _qkv(layer, hidden)
-                attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.group_bias)
-            hidden = finish_region(layer, hidden, attended)
+                query, key, value = (x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in (query, key, value))
+                mask = self.group_bias
+            hidden, pending = attend_region(layer, hidden, query, key, value, mask)
+        hidden = (hidden + pending).view(self.batch, self.variates, 1, -1)
         df, loc, scale, probs = self.head(hidden)
         mean = (probs * loc).sum(-1) * affine_scale + affine_loc
         self.patch.copy_(without_extremes(mean))
