@@ -52,8 +52,9 @@ def good_result(group: Group) -> GroupResult:
             timings: dict[str, tuple[float, ...]] = dict.fromkeys(
                 ("upstream_eager", "same_cache_eager", "compiled"), (10.0,) * 36
             )
-            return GroupResult(speed=SpeedRun(timings=timings, warm_start_s=2.0))
-        case Group.MEMORY_REFERENCE | Group.MEMORY_COMPILED:
+            memory = MemoryRun(steady_rss=110, peak_tree_rss=130)
+            return GroupResult(speed=SpeedRun(timings=timings, warm_start_s=2.0), memory=memory)
+        case Group.MEMORY_REFERENCE:
             return GroupResult(memory=MemoryRun(steady_rss=100, peak_tree_rss=120))
         case Group.OBSERVE:
             figures = {"cold_compile_s": Figure(value=33.0), "recompiles": Figure(value=0)}
@@ -97,7 +98,7 @@ def run(folder: Path, groups: Groups, **options: object) -> CellResult:
 def test_a_cell_that_goes_well_has_evidence_of_every_suite(tmp_path: Path) -> None:
     groups = Groups()
     result = run(tmp_path, groups)
-    assert groups.started == ["observe", "equivalence", "speed", "memory_reference", "memory_compiled", "cudagraph"]
+    assert groups.started == ["observe", "equivalence", "speed", "memory_reference", "cudagraph"]
     assert {suite: evidence.outcome for suite, evidence in result.evidence.items()} == dict.fromkeys(
         Suite, Outcome.MEASURED
     )
@@ -217,11 +218,14 @@ def test_one_repeat_that_fails_leaves_no_speed_to_judge(tmp_path: Path) -> None:
     result = run(tmp_path, groups, repeats=3)
     assert [name for name in groups.started if name.startswith("speed")] == ["speed", "speed-3"]
     assert result.evidence[Suite.SPEED].outcome is Outcome.ERROR
+    assert result.evidence[Suite.MEMORY].figures["memory"].value == 1.1  # measured in the first one, which went well
 
 
 def test_only_the_groups_of_the_suites_asked_for_run(tmp_path: Path) -> None:
     request = request_in(tmp_path, suites=(Suite.DETERMINISM, Suite.SPEED), repeats=2)
     assert [run.name for run in plan_groups(request)] == ["equivalence", "speed", "speed-2"]
+    request = request_in(tmp_path, suites=(Suite.MEMORY,), repeats=2)
+    assert [run.name for run in plan_groups(request)] == ["speed", "memory_reference"]
 
 
 def test_groups_share_compiler_caches_inside_the_cell_and_the_predictor_uses_none(

@@ -74,7 +74,7 @@ def plan_groups(request: CellRequest) -> list[GroupRun]:
     runs: list[GroupRun] = []
     for group, suites in SUITES_OF_GROUP.items():
         if asked & set(suites):
-            repeats = request.profile.repeats if group is Group.SPEED else 1
+            repeats = request.profile.repeats if group is Group.SPEED and Suite.SPEED in asked else 1
             runs += [GroupRun(group, number) for number in range(1, repeats + 1)]
     return runs
 
@@ -147,7 +147,7 @@ def seconds_allowed(remaining: float, *, groups_left: int) -> float:
 
 def reason_not_to_run(run: GroupRun, collected: Collected) -> Failure | None:
     """A forecast that cannot be compiled has no speed: do not spend minutes on finding that out again."""
-    if run.group not in (Group.SPEED, Group.MEMORY_COMPILED, Group.MEMORY_REFERENCE):
+    if run.group not in (Group.SPEED, Group.MEMORY_REFERENCE):
         return None
     for result in collected.results.values():
         for evidence in result.evidence.values():
@@ -254,8 +254,10 @@ def out_of_memory_kills() -> int:
 
 def evidence_of(suite: Suite, collected: Collected, runs: list[GroupRun]) -> SuiteEvidence:
     """One suite's evidence from the groups that took part in it."""
-    own = [run for run in runs if suite in SUITES_OF_GROUP[run.group]]
-    seconds = round(sum(collected.seconds.get(run.name, 0.0) for run in own), 3)
+    own = [run for run in runs if suite in SUITES_OF_GROUP[run.group] and (suite is Suite.SPEED or run.number == 1)]
+    # a process that two suites share counts for the one it is there for: the last
+    spent = [collected.seconds.get(run.name, 0.0) for run in own if SUITES_OF_GROUP[run.group][-1] is suite]
+    seconds = round(sum(spent), 3)
     for run in own:
         if run.name in collected.failures:
             failure = collected.failures[run.name]
@@ -272,7 +274,7 @@ def evidence_of(suite: Suite, collected: Collected, runs: list[GroupRun]) -> Sui
     if suite is Suite.SPEED:
         speeds = [result.speed for result in results if result.speed is not None]
         return speed_evidence(speeds, cold_compile_s=_cold_compile(collected)).model_copy(update={"seconds": seconds})
-    reference, compiled = (result.memory for result in results)
+    compiled, reference = (result.memory for result in results)
     assert isinstance(reference, MemoryRun) and isinstance(compiled, MemoryRun)
     observed = collected.results.get(Group.OBSERVE.value)
     peak = observed.compile_peak_bytes if observed is not None else None

@@ -190,10 +190,9 @@ def after_attention(layer: Any, hidden: Tensor, attended: Tensor) -> tuple[Tenso
     return hidden, layer.mlp(layer.norm2(hidden))
 
 
-def _attend_and_finish(
-    layer: Any, hidden: Tensor, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor]:
+def _attend_and_finish(layer: Any, hidden: Tensor, *attention: Tensor) -> tuple[Tensor, Tensor]:
     """Attention spelled out: fused attention kernels are made for many queries a row, here call overhead is all."""
+    query, keys, values, bias = attention
     scores = (query * query.shape[-1] ** -0.5) @ keys.transpose(-1, -2) + bias
     attended = scores.softmax(-1) @ values
     return after_attention(layer, hidden, attended.transpose(1, 2).flatten(2).flatten(0, 1))

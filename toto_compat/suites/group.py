@@ -21,7 +21,7 @@ from toto_compat.evidence.schema import CellRequest, Failure, Outcome, SuiteEvid
 from toto_compat.matrix.schema import Suite
 from toto_compat.strict_model import StrictModel
 from toto_compat.suites.memory import MemoryRun, run_memory, watching_the_tree
-from toto_compat.suites.speed import SpeedRun, run_speed
+from toto_compat.suites.speed import SpeedRun, first_forecast_seconds, run_speed
 
 LAST_LINES = 25
 
@@ -33,16 +33,14 @@ class Group(StrEnum):
     EQUIVALENCE = "equivalence"
     SPEED = "speed"
     MEMORY_REFERENCE = "memory_reference"
-    MEMORY_COMPILED = "memory_compiled"
     CUDAGRAPH = "cudagraph"
 
 
 SUITES_OF_GROUP: dict[Group, tuple[Suite, ...]] = {
     Group.OBSERVE: (Suite.RECOMPILE,),
     Group.EQUIVALENCE: (Suite.EQUIVALENCE, Suite.DETERMINISM),
-    Group.SPEED: (Suite.SPEED,),
+    Group.SPEED: (Suite.MEMORY, Suite.SPEED),  # memory first, while the compiled model is all the process holds
     Group.MEMORY_REFERENCE: (Suite.MEMORY,),
-    Group.MEMORY_COMPILED: (Suite.MEMORY,),
     Group.CUDAGRAPH: (Suite.CUDAGRAPH,),
 }
 
@@ -107,28 +105,43 @@ def _equivalence(trial: Any, request: CellRequest) -> GroupResult:
 
 
 def _speed(trial: Any, request: CellRequest) -> GroupResult:
-    runs: list[SpeedRun] = []
+    speeds: list[SpeedRun] = []
+    memories: list[MemoryRun] = []
+    started: list[tuple[Any, float]] = []
+
+    def candidate() -> tuple[Any, float]:
+        if not started:
+            model = trial.compiled()
+            started.append((model, first_forecast_seconds(trial, model)))
+        return started[0]
+
+    def memory() -> SuiteEvidence:
+        memories.append(run_memory(trial, candidate()[0]))
+        return SuiteEvidence(suite=Suite.MEMORY, outcome=Outcome.MEASURED)
 
     def speed() -> SuiteEvidence:
-        runs.append(run_speed(trial, request.profile))
+        speeds.append(run_speed(trial, request.profile, *candidate()))
         return SuiteEvidence(suite=Suite.SPEED, outcome=Outcome.MEASURED)
 
-    evidence = measured(Suite.SPEED, speed)
-    return GroupResult(speed=runs[0]) if runs else GroupResult(evidence={Suite.SPEED: evidence})
+    runners = {Suite.MEMORY: memory, Suite.SPEED: speed}
+    evidence = {suite: measured(suite, run) for suite, run in runners.items() if suite in request.profile.suites}
+    return GroupResult(
+        # what was measured becomes evidence only together with what other processes measured
+        evidence={suite: found for suite, found in evidence.items() if found.outcome is not Outcome.MEASURED},
+        speed=next(iter(speeds), None),
+        memory=next(iter(memories), None),
+    )
 
 
-def _memory(role: Any) -> Callable[[Any, CellRequest], GroupResult]:
-    def run(trial: Any, _request: CellRequest) -> GroupResult:
-        runs: list[MemoryRun] = []
+def _memory_reference(trial: Any, _request: CellRequest) -> GroupResult:
+    runs: list[MemoryRun] = []
 
-        def memory() -> SuiteEvidence:
-            runs.append(run_memory(trial, role))
-            return SuiteEvidence(suite=Suite.MEMORY, outcome=Outcome.MEASURED)
+    def memory() -> SuiteEvidence:
+        runs.append(run_memory(trial, trial.eager()))
+        return SuiteEvidence(suite=Suite.MEMORY, outcome=Outcome.MEASURED)
 
-        evidence = measured(Suite.MEMORY, memory)
-        return GroupResult(memory=runs[0]) if runs else GroupResult(evidence={Suite.MEMORY: evidence})
-
-    return run
+    evidence = measured(Suite.MEMORY, memory)
+    return GroupResult(memory=runs[0]) if runs else GroupResult(evidence={Suite.MEMORY: evidence})
 
 
 def _cudagraph(trial: Any, _request: CellRequest) -> GroupResult:
@@ -141,8 +154,7 @@ _RUNNERS: dict[Group, Callable[[Any, CellRequest], GroupResult]] = {
     Group.OBSERVE: _observe,
     Group.EQUIVALENCE: _equivalence,
     Group.SPEED: _speed,
-    Group.MEMORY_REFERENCE: _memory("reference"),
-    Group.MEMORY_COMPILED: _memory("compiled"),
+    Group.MEMORY_REFERENCE: _memory_reference,
     Group.CUDAGRAPH: _cudagraph,
 }
 

@@ -5,17 +5,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from toto_compat.evidence.schema import Figure, Outcome, SuiteEvidence
 from toto_compat.matrix.schema import Gate, Suite
 from toto_compat.strict_model import StrictModel
 
 if TYPE_CHECKING:
+    from toto_compat.model.bound import BoundModel
     from toto_compat.suites.trial import Trial
 
 METHOD = (
-    "two forecasts each at the smallest and the largest context in a process of its own, garbage collected, then the "
+    "two forecasts at the smallest context in a process that has done nothing else, garbage collected, then the "
     "process's resident memory (CUDA: what torch has allocated); compiled over upstream eager"
 )
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -87,25 +88,22 @@ def tree_rss(root: int) -> int:
     return total
 
 
-def run_memory(trial: "Trial", role: Literal["reference", "compiled"]) -> MemoryRun:
-    """Warm one model up and look at what the process holds."""
+def run_memory(trial: "Trial", model: "BoundModel") -> MemoryRun:
+    """Forecast with the one model of this process and look at what the process holds."""
     import torch
 
     from toto_compat.suites.trial import blaming_the_candidate, free_memory, synchronise
 
     workload = trial.workload
     horizon = workload.horizon_patches[0]
+    series = trial.series(model.patch_size, workload.context_patches[0], horizon, batch=workload.batches[0])
     with watching_the_tree() as tree:
-        model = trial.eager() if role == "reference" else trial.compiled()
-        for context in (workload.context_patches[0], workload.context_patches[-1]):
-            series = trial.series(model.patch_size, context, horizon, batch=workload.batches[0])
-            for _ in range(2):
-                if role == "reference":
+        for _ in range(2):
+            if model.compiled:
+                with blaming_the_candidate():
                     model.generate_mean(series, horizon * model.patch_size)
-                else:
-                    with blaming_the_candidate():
-                        model.generate_mean(series, horizon * model.patch_size)
-                trial.quiet.give_way()
+            else:
+                model.generate_mean(series, horizon * model.patch_size)
         synchronise(trial.device)
         free_memory(trial.device)
         steady = resident_bytes(os.getpid())
