@@ -13,6 +13,7 @@ from toto_compat import cell
 from toto_compat.cell import (
     Collected,
     GroupRun,
+    Starter,
     group_environment,
     plan_groups,
     run_cell,
@@ -147,7 +148,9 @@ def test_a_group_that_hangs_is_a_timeout(tmp_path: Path) -> None:
     collected = Collected()
     groups = Groups({Group.OBSERVE: "import signal; signal.pause()"})
     observe = GroupRun(Group.OBSERVE)
-    run_one_group(request_in(tmp_path), tmp_path / "request.json", observe, collected, allowance=0.5, command=groups)
+    request = request_in(tmp_path)
+    starter = Starter(request, tmp_path / "request.json", groups)
+    run_one_group(request, observe, collected, allowance=0.5, starter=starter)
     assert not collected.results
     assert collected.failures["observe"].kind == "timeout"
     assert "timeout_minutes" in collected.failures["observe"].message

@@ -14,13 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from pydantic import ValidationError
 
 from toto_compat.errors import ExitCode
 from toto_compat.evidence.provenance import collect_provenance, now
 from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Figure, Outcome, SuiteEvidence
-from toto_compat.matrix.schema import Suite
+from toto_compat.matrix.schema import Device, Suite
+from toto_compat.suites.fork_server import ForkServer
 from toto_compat.suites.group import LAST_LINES, SUITES_OF_GROUP, Group, GroupResult, write_atomically
 from toto_compat.suites.memory import MemoryRun, memory_evidence
 from toto_compat.suites.speed import speed_evidence
@@ -61,11 +63,69 @@ class Collected:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+class GroupProcess(Protocol):
+    """A process started for a group, or a fork of one that has imported already."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 GroupCommand = Callable[[Path, GroupRun, Path], list[str]]
 
 
 def group_command(request_path: Path, run: GroupRun, output: Path) -> list[str]:
-    return [sys.executable, "-m", "toto_compat.suites.group", str(request_path), run.group.value, str(output)]
+    return [sys.executable, "-m", "toto_compat.suites.group", *group_arguments(request_path, run, output)]
+
+
+def group_arguments(request_path: Path, run: GroupRun, output: Path) -> list[str]:
+    return [str(request_path), run.group.value, str(output)]
+
+
+class Starter:
+    """Starts the process of a group."""
+
+    def __init__(self, request: CellRequest, request_path: Path, command: GroupCommand) -> None:
+        self._request = request
+        self._request_path = request_path
+        self._command = command
+        self._server: ForkServer | None = None
+        self._may_fork = command is group_command and request.device is Device.CPU
+
+    def start(self, run: GroupRun, output: Path, log: Path) -> GroupProcess:
+        log.write_bytes(b"")
+        # the predictor needs variables that torch reads when it is imported
+        server = self._fork_server() if run.group is not Group.CUDAGRAPH else None
+        forked = server.start(group_arguments(self._request_path, run, output), log) if server is not None else None
+        if forked is not None:
+            return forked
+        with log.open("ab") as sink:
+            return subprocess.Popen(
+                self._command(self._request_path, run, output),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env=group_environment(self._request, run.group),
+                start_new_session=True,
+            )
+
+    def _fork_server(self) -> ForkServer | None:
+        if self._server is None and self._may_fork:
+            environment = group_environment(self._request, Group.OBSERVE)
+            self._server = ForkServer(environment, Path(self._request.work_folder) / "fork_server.log")
+            if not self._server.is_ready():
+                self.close()
+                self._may_fork = False
+        return self._server
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
 def plan_groups(request: CellRequest) -> list[GroupRun]:
@@ -113,6 +173,7 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
     collected = Collected()
     deadline = time.monotonic() + request.profile.timeout_minutes * 60 * _SHARE_OF_TIMEOUT
     runs = plan_groups(request)
+    starter = Starter(request, request_path, command)
     interrupted: Failure | None = None
     try:
         for index, run in enumerate(runs):
@@ -122,10 +183,12 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
                 collected.failures[run.name] = reason
             else:
                 allowance = seconds_allowed(deadline - time.monotonic(), groups_left=len(runs) - index)
-                run_one_group(request, request_path, run, collected, allowance=allowance, command=command)
+                run_one_group(request, run, collected, allowance=allowance, starter=starter)
             say_suites(request, run, "done")
     except InterruptedCellError:
         interrupted = Failure(kind="interrupted", message="the cell was told to stop before it had finished")
+    finally:
+        starter.close()
     results = list(collected.results.values())
     return CellResult(
         cell=request.cell,
@@ -161,13 +224,7 @@ def reason_not_to_run(run: GroupRun, collected: Collected) -> Failure | None:
 
 
 def run_one_group(
-    request: CellRequest,
-    request_path: Path,
-    run: GroupRun,
-    collected: Collected,
-    *,
-    allowance: float,
-    command: GroupCommand,
+    request: CellRequest, run: GroupRun, collected: Collected, *, allowance: float, starter: Starter
 ) -> None:
     """Start the process, wait for it, and keep its result or what became of it."""
     work = Path(request.work_folder)
@@ -175,22 +232,14 @@ def run_one_group(
     output.unlink(missing_ok=True)
     kills_before = out_of_memory_kills()
     start = time.monotonic()
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command(request_path, run, output),
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env=group_environment(request, run.group),
-            start_new_session=True,
-        )
-        timed_out = False
-        try:
-            process.wait(timeout=allowance)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-        finally:
-            kill_group(process)
+    process = starter.start(run, output, log)
+    timed_out = False
+    try:
+        process.wait(timeout=allowance)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        returncode = kill_group(process)
     collected.seconds[run.name] = round(time.monotonic() - start, 3)
     tail = last_lines(log)
     if timed_out:
@@ -205,7 +254,7 @@ def run_one_group(
         collected.results[run.name] = GroupResult.model_validate_json(output.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
         collected.failures[run.name] = failure_of_process(
-            run, process.returncode, tail, killed_for_memory=out_of_memory_kills() > kills_before, error=error
+            run, returncode, tail, killed_for_memory=out_of_memory_kills() > kills_before, error=error
         )
 
 
@@ -229,11 +278,11 @@ def failure_of_process(
     return Failure(kind="crash", message=f"the {run.name} group {ended}", last_lines=tail)
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process and what it started: compile workers outlive a parent that was killed."""
+def kill_group(process: GroupProcess) -> int:
+    """End the process and what it started: compile workers outlive a parent that was killed. Its exit code."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    return process.wait()
 
 
 def last_lines(log: Path) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _die_with_the_orchestrator() -> None:
+def die_with_the_orchestrator() -> None:
     """A killed orchestrator must not leave a compiling process behind."""
     if sys.platform == "linux":
         parent_death_signal = 1  # PR_SET_PDEATHSIG
@@ -205,7 +205,7 @@ def _die_with_the_orchestrator() -> None:
 
 def main(arguments: list[str]) -> int:
     request_path, group, output_path = arguments
-    _die_with_the_orchestrator()
+    die_with_the_orchestrator()
     request = CellRequest.model_validate_json(Path(request_path).read_text(encoding="utf-8"))
     result = run_group(request, Group(group))
     write_atomically(Path(output_path), result.model_dump_json(by_alias=True))

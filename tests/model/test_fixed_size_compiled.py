@@ -1,0 +1,71 @@
+"""fixed_size compiled for real: one graph for all lengths and horizons, and toto-ts's own forecasts out of it."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from toto_compat.evidence.schema import CacheRequest  # noqa: E402
+from toto_compat.matrix.schema import Workload  # noqa: E402
+from toto_compat.model.backbone import build_backbone  # noqa: E402
+from toto_compat.model.bound import BoundModel, CompileSpec, bind  # noqa: E402
+from toto_compat.model.series import Series, make_series  # noqa: E402
+from toto_compat.observe.events import EventKind  # noqa: E402
+from toto_compat.observe.live import CompilerWatch, Phase  # noqa: E402
+
+pytestmark = pytest.mark.cell
+
+CONTEXTS = (16, 32, 48, 64)
+HORIZONS = (10, 1, 5)
+RELATIVE = 1e-9
+
+
+def models(workload: Workload, mode: str = "default") -> tuple[BoundModel, BoundModel]:
+    """Upstream eager and fixed_size compiled over one backbone of twelve layers, in double precision."""
+    backbone = build_backbone(workload, dtype=torch.float64, device="cpu")
+    spec = CompileSpec(mode=mode)
+    upstream = bind(backbone, CacheRequest(name="upstream", source="builtin"))
+    fixed = bind(
+        backbone, CacheRequest(name="fixed_size", source="builtin"), compile_spec=spec, max_patches=CONTEXTS[-1] + 10
+    )
+    return upstream, fixed
+
+
+def series_of(workload: Workload, patch_size: int, context: int, horizon: int) -> Series:
+    series = make_series(workload, patch_size=patch_size, context_patches=context, horizon_patches=horizon)
+    return series.to(dtype=torch.float64)
+
+
+def distance(forecast: Any, truth: Any) -> float:
+    return float((forecast - truth).abs().max() / truth.abs().max())
+
+
+def compare_at(workload: Workload, pair: tuple[BoundModel, BoundModel], context: int, horizon: int) -> float:
+    upstream, fixed = pair
+    series = series_of(workload, fixed.patch_size, context, horizon)
+    steps = horizon * fixed.patch_size
+    return distance(fixed.generate_mean(series, steps), upstream.generate_mean(series, steps))
+
+
+def test_one_graph_serves_all_lengths_and_horizons_with_upstreams_forecast() -> None:
+    workload = Workload()
+    pair = models(workload)
+    distances: dict[tuple[int, int], float] = {}
+    with CompilerWatch("warm-up") as watch:
+        phases: list[Phase] = [watch.mark("first")]
+        distances[CONTEXTS[0], HORIZONS[0]] = compare_at(workload, pair, CONTEXTS[0], HORIZONS[0])
+        phases.append(watch.mark("after"))
+        for context, horizon in [*((c, HORIZONS[0]) for c in CONTEXTS[1:]), *((CONTEXTS[0], h) for h in HORIZONS[1:])]:
+            distances[context, horizon] = compare_at(workload, pair, context, horizon)
+    first, after = phases
+    assert first.graphs == 1
+    assert first.count(EventKind.GRAPH_BREAK) == 0
+    assert (after.graphs, len(after.compile_starts), after.count(EventKind.GRAPH_BREAK)) == (0, 0, 0)
+    assert max(distances.values()) < RELATIVE
+
+
+def test_variates_in_groups_and_a_mode_of_its_own_compile_too() -> None:
+    workload = Workload(batch=2, variates=3, groups=2)
+    pair = models(workload, mode="reduce-overhead")
+    assert compare_at(workload, pair, 16, 4) < RELATIVE

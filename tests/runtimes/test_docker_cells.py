@@ -1,0 +1,101 @@
+"""Real `quick` cells in a real container: the verdicts and counts of a virtualenv, and production's incident again.
+
+What a virtualenv gave is the reference run in results/reference.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from toto_compat.errors import ExitCode
+from toto_compat.evidence.store import Run, StoredCell, load_run
+from toto_compat.matrix.schema import Suite
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+ROOT = Path(__file__).parent.parent.parent
+ENVIRONMENT = "torch-2.13.0-cpu"
+CACHES = ("list_index", "fixed_size")
+COUNTED = ("recompile_limit", "recompiles", "recompiles_total", "graph_breaks")
+INCIDENT = ROOT / "incidents" / "2025-10-30-recompile-limit.yaml"
+REFERENCE = ROOT / "results" / "reference"
+
+
+def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "toto_compat.cli", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(client: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of its own with the shipped matrix; asking for the client skips where there is no engine."""
+    made = tmp_path_factory.mktemp("containers")
+    (made / "matrix.yaml").write_bytes((ROOT / "matrix.yaml").read_bytes())
+    return made
+
+
+@pytest.fixture(scope="module")
+def in_container(folder: Path) -> Run:
+    cells = [f"{ENVIRONMENT}/{cache}/default" for cache in CACHES]
+    options = ("--profile", "quick", "--runtime", "docker", "--device", "cpu", "--run", "containers")
+    done = command("matrix", *cells, *options, folder=folder)
+    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
+    return load_run(folder / "results" / "containers")
+
+
+def cell_of(run: Run, cache: str) -> StoredCell:
+    return next(cell for cell in run.cells if cell.cell == f"{ENVIRONMENT}/{cache}/default")
+
+
+def row_of(run_folder: Path, cache: str) -> dict[str, Any]:
+    rows = json.loads((run_folder / "compatibility.json").read_text(encoding="utf-8"))["rows"]
+    found: dict[str, Any] = next(row for row in rows if row["cache"] == cache and row["settings"] == "stock")
+    return found
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_container_gives_the_verdict_and_the_counts_of_a_virtualenv(
+    in_container: Run, folder: Path, cache: str
+) -> None:
+    container_row, venv_row = row_of(folder / "results" / "containers", cache), row_of(REFERENCE, cache)
+    assert container_row["verdict"] == venv_row["verdict"]
+    counts = {name: container_row["gates"][name]["value"] for name in COUNTED}
+    assert counts == {name: venv_row["gates"][name]["value"] for name in COUNTED}
+    events = [cell_of(run, cache).evidence[Suite.RECOMPILE].events for run in (in_container, load_run(REFERENCE))]
+    assert [event.reason for event in events[0]] == [event.reason for event in events[1]]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_every_suite_was_run_in_the_container(in_container: Run, cache: str) -> None:
+    cell = cell_of(in_container, cache)
+    assert {suite: evidence.outcome.value for suite, evidence in cell.evidence.items()} == dict.fromkeys(
+        Suite, "measured"
+    ) | {Suite.CUDAGRAPH: cell.evidence[Suite.CUDAGRAPH].outcome.value}
+
+
+def test_the_result_says_which_image_it_comes_from(in_container: Run, client: docker.DockerClient) -> None:
+    provenance = cell_of(in_container, "fixed_size").provenance
+    image = client.images.get(provenance.image)
+    assert provenance.runtime == "docker"
+    assert provenance.lock == image.labels["toto-compat.identity"]
+    assert provenance.torch == "2.13.0+cpu"
+    assert "g++" in provenance.system_packages  # apt layers drift, so they are written down
+
+
+def test_productions_incident_is_reproduced_in_its_container(folder: Path, in_container: Run) -> None:
+    done = command("repro", str(INCIDENT), "--environment", ENVIRONMENT, "--runtime", "docker", folder=folder)
+    assert done.stdout.splitlines()[-1] == "REPRODUCED", done.stdout + done.stderr
+    assert "6/7: kv_cache._current_idx[7] == 0" in done.stdout
+    assert done.returncode == ExitCode.OK
