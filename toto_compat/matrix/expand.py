@@ -66,13 +66,16 @@ def select(cells: Sequence[Cell], selectors: Iterable[str]) -> list[Cell]:
 def default_selection(matrix: Matrix, device: Device) -> list[Cell]:
     """What is run when nothing is asked for.
 
-    On a CPU the newest CPU environment in one mode: the modes differ only in CUDA graphs and autotuning.
+    On a CPU the newest CPU environment in one mode, the modes differ only in CUDA graphs and autotuning, and with the
+    first settings of each cache: a coffee break, not an afternoon.
     With a GPU production's own environment and the newest CUDA release, in all modes.
     """
     newest = _newest_environment(matrix, device)
     if device is Device.CPU:
         mode = "default" if "default" in matrix.modes else matrix.modes[0]
-        return [cell for cell in expand(matrix) if cell.environment_name == newest and cell.mode == mode]
+        first = {name: cache.settings[0] for name, cache in matrix.caches.items()}
+        on_newest = [cell for cell in expand(matrix) if cell.environment_name == newest and cell.mode == mode]
+        return [cell for cell in on_newest if cell.settings_name == first[cell.cache_name]]
     return [cell for cell in expand(matrix) if cell.environment_name in (newest, matrix.production)]
 
 
