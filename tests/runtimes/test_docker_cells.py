@@ -1,6 +1,6 @@
 """Real `quick` cells in a real container: the verdicts and counts of a virtualenv, and production's incident again.
 
-What a virtualenv gave is the reference run in results/reference.
+What a virtualenv gave is the reference run in results/reference/cpu.
 """
 
 import json
@@ -24,7 +24,7 @@ ENVIRONMENT = "torch-2.13.0-cpu"
 CACHES = ("list_index", "fixed_size")
 COUNTED = ("recompile_limit", "recompiles", "recompiles_total", "graph_breaks")
 INCIDENT = ROOT / "incidents" / "2025-10-30-recompile-limit.yaml"
-REFERENCE = ROOT / "results" / "reference"
+REFERENCE = ROOT / "results" / "reference" / "cpu"
 
 
 def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

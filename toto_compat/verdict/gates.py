@@ -168,14 +168,14 @@ _EVENT_OF_GATE = {
 
 
 def _what_torch_said(gate: Gate, evidence: SuiteEvidence) -> str:
-    """The last event behind a failed count: it is what people search for."""
+    """The first event behind a failed count: what came later may only follow from it."""
     events = [event for event in evidence.events if event.kind is _EVENT_OF_GATE.get(gate)]
     if not events:
         return ""
-    last = events[-1]
-    where = f" in {last.function}" if last.function else ""
-    source = f" ({last.file}:{last.line})" if last.file and last.line is not None else ""
-    return f"; last{where}{source}: {_first_line(last.reason)}"
+    first = events[0]
+    where = f" in {first.function}" if first.function else ""
+    source = f" ({first.file}:{first.line})" if first.file and first.line is not None else ""
+    return f"; first{where}{source}: {_first_line(first.reason)}"
 
 
 def _skips(count: float) -> str:
