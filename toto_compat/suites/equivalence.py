@@ -79,7 +79,7 @@ def scenarios_of(workload: Workload) -> tuple[Scenario, ...]:
     shortest = workload.context_patches[0]
     mixes = [
         Scenario(f"batch {batch}, {variates} variates in {groups}", shortest, horizon, batch, variates, groups)
-        for batch, variates, groups in ((2, 1, 1), (2, 3, 2), (3, 2, 1), (3, 4, 2))
+        for batch, variates, groups in ((3, 1, 1), (3, 3, 2), (2, 3, 1), (2, 1, 1))
     ]
     return (*lengths, *mixes)
 
