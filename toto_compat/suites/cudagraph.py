@@ -220,7 +220,9 @@ def _with_regions(graph_module: torch.fx.GraphModule) -> list[torch.fx.GraphModu
 
 
 def _wrapped_function(module: Any, *, mutated: tuple[int, ...], static: tuple[int, ...], placeholders: Any) -> Any:
-    """Inductor's record of a function to capture; its fields grew over the releases."""
+    """Inductor's record of a function to capture; its fields grew over the releases, those since 2.15 are settings."""
+    import torch._inductor.config as inductor_config
+
     given = {
         "model": lambda *_: None,
         "static_input_idxs": static,
@@ -230,7 +232,12 @@ def _wrapped_function(module: Any, *, mutated: tuple[int, ...], static: tuple[in
         "mutated_input_idxs": mutated,
     }
     fields = inspect.signature(module.WrappedFunction).parameters
-    return module.WrappedFunction(**{name: value for name, value in given.items() if name in fields})
+    settings = {
+        name: getattr(inductor_config.triton, name)
+        for name, parameter in fields.items()
+        if name not in given and parameter.default is inspect.Parameter.empty
+    }
+    return module.WrappedFunction(**settings, **{name: value for name, value in given.items() if name in fields})
 
 
 def _has_graph_partition() -> bool:
