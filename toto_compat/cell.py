@@ -69,9 +69,6 @@ class GroupProcess(Protocol):
     @property
     def pid(self) -> int: ...
 
-    @property
-    def returncode(self) -> int | None: ...
-
     def wait(self, timeout: float | None = None) -> int: ...
 
 

@@ -13,8 +13,8 @@ from toto_compat.runtimes.seam import Runtime
 from toto_compat.runtimes.venv import disk_needed, download_size
 
 _BUILD_SECONDS = {Device.CPU: 90.0, Device.CUDA: 240.0}  # measured on two cores and a fast index
-# A quick cell of the tiny model on two cores took about this long; the base model and more iterations take longer.
-_GUESSED_CELL_SECONDS = 150.0
+# Quick cells of the tiny model, two at a time on two cores, took 250 to 410 s; the base model and more iterations more.
+_GUESSED_CELL_SECONDS = 330.0
 _GUESSED_SECONDS_PER_ITERATION = {"tiny": 10.0, "base": 120.0}
 
 
