@@ -197,7 +197,7 @@ def test_the_grid_is_usable_with_the_keyboard_alone(opened: OpenedPage) -> None:
     name = page.evaluate("document.activeElement.closest('tr').dataset.cache")
     assert name == page.locator("#grid tbody tr").nth(1).get_attribute("data-cache")
     page.keyboard.press("Enter")
-    assert page.locator("dialog[open]").count() == 1
+    page.locator("dialog[open]").wait_for()
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.tagName") == "BUTTON"
 
@@ -205,8 +205,23 @@ def test_the_grid_is_usable_with_the_keyboard_alone(opened: OpenedPage) -> None:
 def test_a_link_to_a_cell_opens_it(browser: "Browser", report_file: Path) -> None:
     page = browser.new_page()
     page.goto(report_file.as_uri() + "#cell-1")
-    assert page.locator("dialog[open]").count() == 1
+    page.locator("dialog[open]").wait_for()
     page.close()
+
+
+def test_every_cell_of_a_large_run_opens_as_itself(browser: "Browser", tmp_path: Path) -> None:
+    """More cells than go into one pack: the first and the last of each."""
+    judged = load_judged_run(store_run(tmp_path, "run", [good_result(settings_name=f"s{n}") for n in range(120)]))
+    target = tmp_path / "page.html"
+    target.write_text(render_page(judged, {}), encoding="utf-8")
+    opened = OpenedPage(browser, target)
+    for number in (0, 49, 50, 99, 100, 119):
+        opened.page.locator(f"button[data-cell='{number}']").click()
+        opened.page.locator("dialog[open]").wait_for()
+        assert opened.page.locator("#details-name").inner_text() == judged.cells[number].result.cell
+        opened.page.keyboard.press("Escape")
+    assert not opened.complaints
+    opened.context.close()
 
 
 def test_print_leaves_out_what_paper_can_not_do(opened: OpenedPage) -> None:

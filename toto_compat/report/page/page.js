@@ -23,7 +23,15 @@ function shape(tag, options) {
   return made;
 }
 
-function stored(id) { return JSON.parse(document.getElementById(id).textContent); }
+const unpacked = new Map();
+
+function stored(id) {
+  if (!unpacked.has(id)) {
+    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (character) => character.charCodeAt(0));
+    unpacked.set(id, new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json());
+  }
+  return unpacked.get(id);
+}
 
 // --- theme -----------------------------------------------------------------------------------------------------------
 
@@ -244,8 +252,7 @@ function eventSections(events) {
   return made;
 }
 
-function provenanceSection(cell) {
-  const held = stored("provenances")[cell.provenance];
+function provenanceSection(cell, held) {
   const facts = element("dl", {});
   for (const [name, value] of [...Object.entries(held.facts), ["started", cell.started]]) {
     if (value) facts.append(element("dt", {}, name.replaceAll("_", " ")), element("dd", {}, String(value)));
@@ -257,8 +264,7 @@ function provenanceSection(cell) {
     element("pre", { tabindex: "0" }, Object.entries(list).map(([name, version]) => `${name}==${version}`).join("\n")))));
 }
 
-function fillDetails(number) {
-  const cell = stored(`cell-${number}`);
+function fillDetails(cell, provenance) {
   document.getElementById("details-name").textContent = cell.name;
   const lead = element("p", { class: "lead" }, chip(cell.verdict), ` on ${cell.device}. `,
     cell.verdict === "PASS" ? "Every demanded gate was measured and passed." : `${cell.decidedBy ? `${cell.decidedBy}: ` : ""}${cell.reason}`);
@@ -288,14 +294,25 @@ function fillDetails(number) {
     parts.push(...section("History over runs", table(["run", "date", "verdict", "speedup", "recompiles in total"],
       cell.history.map(([run, date, verdict, speedup, recompiles]) => [run, date, chip(verdict), speedup === null ? "" : `${typeof speedup === "number" ? speedup.toFixed(2) : speedup}x`, recompiles ?? ""]))));
   }
-  parts.push(...provenanceSection(cell));
+  parts.push(...provenanceSection(cell, provenance));
   parts.push(...section("Files in the run folder", element("ul", {}, ...cell.files.map((file) => element("li", {}, element("code", {}, file))))));
   body.replaceChildren(...parts);
 }
 
-function openCell(number) {
-  fillDetails(number);
-  dialog.showModal();
+const cellsPerPack = Number(dialog.dataset.cellsPerPack);
+let wantedCell = null;
+
+async function openCell(number) {
+  wantedCell = number;
+  if (!globalThis.DecompressionStream) { // browsers from before 2023
+    alert("This browser can not unpack the details of a cell. A newer one can.");
+    return;
+  }
+  const [pack, provenances] = await Promise.all([stored(`pack-${Math.floor(number / cellsPerPack)}`), stored("provenances")]);
+  if (wantedCell !== number) return; // another cell was selected meanwhile
+  const cell = pack[number % cellsPerPack];
+  fillDetails(cell, provenances[cell.provenance]);
+  if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
   history.replaceState(null, "", `#cell-${number}`);
 }
@@ -307,4 +324,4 @@ document.getElementById("close").addEventListener("click", () => dialog.close())
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
 dialog.addEventListener("close", () => { body.replaceChildren(); history.replaceState(null, "", " "); });
 const linked = /^#cell-(\d+)$/.exec(location.hash);
-if (linked && document.getElementById(`cell-${linked[1]}`)) openCell(Number(linked[1]));
+if (linked && grid.querySelector(`button[data-cell="${linked[1]}"]`)) openCell(Number(linked[1]));
