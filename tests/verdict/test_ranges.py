@@ -11,7 +11,8 @@ P, F, I = Status.PASS, Status.FAIL, Status.INCONCLUSIVE  # noqa: E741
 @pytest.mark.parametrize(
     ("verdicts", "text"),
     [
-        ({"2.13.0": P}, "good since 2.13.0"),
+        ({"2.13.0": P}, "good in 2.13.0"),
+        ({"2.13.0": P, "2.14.0": I}, "good in 2.13.0 (not decided: 2.14.0)"),
         ({"2.10.0": P, "2.9.0": F, "2.11.0": P}, "fails in 2.9.0, good since 2.10.0"),
         ({"2.9.0": P, "2.10.0": P, "2.11.0": F}, "good in 2.9.0 to 2.10.0, regressed in 2.11.0"),
         ({"2.9.0": P, "2.10.0": F, "2.11.0": P}, "good in 2.9.0, regressed in 2.10.0, good since 2.11.0"),

@@ -19,7 +19,7 @@ def test_the_record_holds_answer_evidence_date_and_when_to_look_again(tmp_path: 
         "Date: 2026-11-16",
         "## CUDA: Enable compile",
         "TOTO_COMPILE_MODE=reduce-overhead",
-        "good since 2.9.0",
+        "good in 2.9.0",
         "| list_index/default | fails in 2.9.0 | FAIL | recompile_limit |",
         "| speedup | >= 2 |",
         "At the latest on 2027-02-14",

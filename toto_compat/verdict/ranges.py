@@ -33,7 +33,10 @@ class ReleaseHistory:
 
     @property
     def text(self) -> str:
-        """'good since 2.9.0', 'good in 2.9.0 to 2.10.0, regressed in 2.11.0', with gaps in brackets."""
+        """'good since 2.9.0', 'good in 2.9.0 to 2.10.0, regressed in 2.11.0', with gaps in brackets.
+
+        One release alone is 'good in' itself: "since" would speak of releases nobody tried.
+        """
         gaps = []
         if self.undecided:
             gaps.append(f"not decided: {', '.join(self.undecided)}")
@@ -44,10 +47,13 @@ class ReleaseHistory:
     @property
     def _verdicts(self) -> str:
         parts: list[str] = []
+        newest = len(self.ranges) - 1
         for position, stretch in enumerate(self.ranges):
-            span = stretch.first if stretch.first == stretch.last else f"{stretch.first} to {stretch.last}"
+            alone = stretch.first == stretch.last
+            span = stretch.first if alone else f"{stretch.first} to {stretch.last}"
             if stretch.verdict is Status.PASS:
-                parts.append(f"good since {stretch.first}" if position == len(self.ranges) - 1 else f"good in {span}")
+                since = position == newest and not (alone and position == 0)
+                parts.append(f"good since {stretch.first}" if since else f"good in {span}")
             elif position > 0:
                 parts.append(f"regressed in {stretch.first}")
             else:
