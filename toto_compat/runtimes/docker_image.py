@@ -46,6 +46,7 @@ from toto_compat.runtimes.locks import (
     read_lock,
     record_base_digest,
 )
+from toto_compat.runtimes.pythons import find_python
 from toto_compat.runtimes.seam import OnLine
 from toto_compat.runtimes.source import cache_folder
 from toto_compat.runtimes.venv import build_lock
@@ -140,9 +141,17 @@ def resolve_base(client: docker.DockerClient, asked: str, python: str, say: OnLi
         return found
     raise EnvironmentBuildError(
         f"the base image {asked} is not on the engine and no registry answers",
-        hint="`docker/offline-base.sh [SUITE]` makes a base image from Debian packages; the suite must have"
-        f" Python {python} (bookworm 3.11, trixie 3.13). Or `docker load` the image from a machine that has it",
+        hint="`docker/offline-base.sh [SUITE]` makes a base image from Debian packages, where the suite has"
+        f" Python {python} (bookworm 3.11, trixie 3.13); `docker/offline-base.sh --python {_own_python(python)}` adds"
+        " the one of this machine. Or `docker load` the image from a machine that has it",
     )
+
+
+def _own_python(minor: str) -> str:
+    try:
+        return find_python(minor).executable
+    except EnvironmentBuildError:
+        return f"python{minor}"
 
 
 def _repository(image: str) -> str:
