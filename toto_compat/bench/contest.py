@@ -65,8 +65,10 @@ def run(contest: Contest) -> ContestResult:
         cache, _, how = name.partition(" ")
         spec = CompileSpec() if how == "compiled" else None
         request = CacheRequest(name=cache, source="builtin")
+        start = time.perf_counter()
         models[name] = bind(backbone, request, compile_spec=spec, max_patches=context + horizon)
-        first[name] = forecast(models[name])
+        forecast(models[name])
+        first[name] = time.perf_counter() - start  # binding included: fixed_size starts the compiler there
         forecast(models[name])
     timings: dict[str, list[float]] = {name: [] for name in models}
     kernels: dict[str, list[float]] = {name: [] for name in models}

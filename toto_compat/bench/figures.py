@@ -1,5 +1,6 @@
 """A claim with its spread, goal and method."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toto_compat.suites.statistics import ratio_of_medians
@@ -15,7 +16,9 @@ class BenchFigure:
     method: str
 
 
-def compared(name: str, slow: tuple[float, ...], fast: tuple[float, ...], goal: str) -> BenchFigure:
+def compared(
+    name: str, slow: Sequence[float], fast: Sequence[float], goal: str, *, method: str | None = None
+) -> BenchFigure:
     interval = ratio_of_medians(slow, fast)
     return BenchFigure(
         name,
@@ -23,5 +26,6 @@ def compared(name: str, slow: tuple[float, ...], fast: tuple[float, ...], goal: 
         "x",
         (round(interval.low, 3), round(interval.high, 3)),
         goal,
-        f"ratio of medians of {len(slow)} forecasts each, interleaved in one process, one thread; bootstrap interval",
+        method
+        or f"ratio of medians of {len(slow)} forecasts each, interleaved in one process on one thread; bootstrap",
     )

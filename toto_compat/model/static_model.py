@@ -17,6 +17,7 @@ from toto.model.backbone import TotoBackbone
 
 from toto_compat.caches.fixed_size import FixedSizeKVCache
 from toto_compat.model.bound import CompileSpec, StepObserver, WholeModel, apply_settings, class_name
+from toto_compat.model.compiler_head_start import give_compiler_head_start
 from toto_compat.model.sampling import draw_patch
 from toto_compat.model.series import Series
 from toto_compat.model.static_step import (
@@ -89,6 +90,9 @@ class StaticModel:
         self._lock = threading.Lock()
         if compile_spec is not None:
             apply_settings(compile_spec.settings)
+            on_cpu = next(backbone.parameters()).device.type == "cpu"
+            if on_cpu and compile_spec.torch_compile_arguments()["backend"] == "inductor":
+                give_compiler_head_start()
 
     # The interface the suites use
 
