@@ -1,5 +1,8 @@
 """fixed_size against toto-ts itself, eager: the arithmetic is the same in every shape and feature."""
 
+import contextlib
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +162,105 @@ def test_a_model_moved_to_another_dtype_gets_new_buffers_and_a_wrong_series_an_e
     backbone.to(torch.float32)
     with pytest.raises(TypeError, match=r"series is torch.float64 .* model torch.float32"):
         static.generate_mean(series_of(), 16)
-    assert static.generate_mean(series_of(dtype=torch.float32), 16).dtype == torch.float32
+    single = series_of(dtype=torch.float32)
+    ours, theirs = static.generate_mean(single, 16), upstream(backbone).generate_mean(single, 16)
+    assert ours.dtype == torch.float32
+    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def with_value(series: Series, value: float) -> Series:
+    """The series with one value replaced, early in the context of the first variate."""
+    inputs = series.inputs.clone()
+    inputs[0, 0, 9] = value
+    return dataclasses.replace(series, inputs=inputs)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_series_that_is_not_finite_raises_as_it_does_in_toto_ts(value: float) -> None:
+    backbone = Small().build()
+    broken = with_value(series_of(), value)
+    for model in (upstream(backbone), StaticModel(backbone, None)):
+        with pytest.raises(ValueError, match=r"[Pp]arameter|not finite"):
+            model.generate_mean(broken, 30)
+
+
+def test_known_future_values_that_are_not_finite_raise_as_they_do_in_toto_ts() -> None:
+    backbone = Small().build()
+    series = timeseries(series_of(), exogenous=1)
+    future = torch.full((2, 1, 24), float("nan"), dtype=torch.float64)
+    for forecaster in (TotoForecaster(backbone), StaticForecaster(backbone, StaticModel(backbone, None))):
+        with pytest.raises(ValueError, match=r"[Pp]arameter|not finite"):
+            forecaster.forecast(series, 24, future_exogenous_variables=future)
+
+
+@pytest.mark.parametrize("distribution", ["MixtureOfStudentTsOutput", "StudentTOutput"])
+def test_a_forecast_that_is_not_finite_leaves_nothing_behind_for_the_next(distribution: str) -> None:
+    """Masked slots of the cache are read: what lies there must be finite. A plain Student-t does not raise."""
+    backbone = Small(distribution=distribution).build()
+    static = StaticModel(backbone, None)
+    with contextlib.suppress(ValueError):
+        static.generate_mean(with_value(series_of(context=8), float("nan")), 30)
+    (bucket,) = static._buckets.values()
+    for buffer in (*bucket.step.cache.keys, *bucket.step.cache.values):
+        buffer.fill_(torch.nan)
+    series = series_of(context=5)
+    assert agree(static.generate_mean(series, 30), upstream(backbone).generate_mean(series, 30))
+
+
+def test_a_model_that_is_no_longer_covered_is_refused_every_time() -> None:
+    backbone = Small().build()
+    static = StaticModel(backbone, None)
+    static.generate_mean(series_of(), 16)
+    backbone.enable_variate_labels()
+    backbone.to(torch.float64)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="fusion tokens"):
+            static.generate_mean(series_of(), 16)
+
+
+@pytest.mark.parametrize("through_data", [False, True], ids=["in place", "through .data"])
+def test_new_values_in_the_same_weights_are_taken_over_without_new_buffers(through_data: bool) -> None:
+    backbone = Small().build()
+    static = StaticModel(backbone, None)
+    series = series_of()
+    static.generate_mean(series, 30)
+    (before,) = static._buckets.values()
+    for weight in (backbone.unembed.weight, backbone.output_distribution.loc_proj.weight):
+        (weight.data if through_data else weight).mul_(1.5)
+    assert agree(static.generate_mean(series, 30), upstream(backbone).generate_mean(series, 30))
+    assert list(static._buckets.values()) == [before]
+
+
+def test_forecasts_inside_and_outside_of_inference_mode_follow_each_other() -> None:
+    backbone = Small().build()
+    static = StaticModel(backbone, None)
+    with torch.inference_mode():
+        inside = static.generate_mean(series_of(), 30)
+    assert torch.equal(static.generate_mean(series_of(), 30), inside)
+
+
+def test_threads_take_turns() -> None:
+    backbone = Small().build()
+    static = StaticModel(backbone, None)
+    many = [series_of(context=context) for context in (3, 4, 5, 6)] * 3
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda series: static.generate_mean(series, 30), many))
+    assert all(agree(ours, upstream(backbone).generate_mean(s, 30)) for ours, s in zip(found, many, strict=True))
+
+
+def test_mixed_precision_runs_eager_and_is_named() -> None:
+    backbone = Small().build(torch.float32)
+    series = timeseries(series_of(dtype=torch.float32))
+    ours = StaticForecaster(backbone, StaticModel(backbone, None))
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(UserWarning, match="does not cover torch.autocast"):
+        assert torch.equal(ours.forecast(series, 16).mean, TotoForecaster(backbone).forecast(series, 16).mean)
+
+
+def test_an_id_mask_of_one_step_holds_for_all() -> None:
+    series = timeseries(series_of(batch=2))
+    short = series._replace(id_mask=series.id_mask[..., :1])
+    ours = StaticForecaster((backbone := Small().build()), StaticModel(backbone, None))
+    assert torch.equal(ours.forecast(short, 16).mean, ours.forecast(series, 16).mean)
 
 
 @pytest.mark.parametrize("model", ["tiny"])
@@ -185,7 +286,7 @@ def timeseries(series: Series, exogenous: int = 0) -> MaskedTimeseries:
     )
 
 
-def test_compile_toto_has_toto_ts_interface_and_forecasts() -> None:
+def test_the_forecaster_has_toto_ts_interface_and_forecasts() -> None:
     backbone = Small().build()
     theirs, ours = TotoForecaster(backbone), StaticForecaster(backbone, StaticModel(backbone, None))
     whole = series_of()
@@ -209,6 +310,12 @@ def test_known_future_values_are_injected_like_toto_ts_does() -> None:
     future = torch.randn(2, 1, 21, dtype=torch.float64)
     expected = theirs.forecast(series, 21, future_exogenous_variables=future).mean
     assert agree(ours.forecast(series, 21, future_exogenous_variables=future).mean, expected)
+    drawn = []
+    for forecaster in (ours, theirs):
+        torch.manual_seed(0)
+        options = {"num_samples": 4, "samples_per_batch": 2, "future_exogenous_variables": future}
+        drawn.append(forecaster.forecast(series, 21, **options).samples)
+    assert agree(*drawn)
 
 
 def test_without_the_cache_it_is_toto_ts_itself() -> None:

@@ -51,5 +51,10 @@ class FixedSizeKVCache:
             used.unflatten(0, (-1, contexts)).copy_(content)
 
     def begin(self, context_patches: int) -> None:
-        """The context is in place: the next patch goes right behind it. What lies there from before is never read."""
+        """The context is in place: the next patch goes right behind it.
+
+        What lies there from before is masked, but read: infinity or NaN of an earlier forecast times 0 is still NaN.
+        """
         self.position.fill_(context_patches - 1)
+        for buffer in (*self.keys, *self.values):
+            buffer[:, :, context_patches:].zero_()

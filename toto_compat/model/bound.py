@@ -111,15 +111,15 @@ class WholeModel:
         if compile_spec is not None:
             apply_settings(compile_spec.settings)
             self.model.compile(**compile_spec.torch_compile_arguments())
-        self._forecaster = TotoForecaster(_ObservedModel(self))
+        self.forecaster = TotoForecaster(_ObservedModel(self))
 
     def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
-        return self._forecaster.generate_mean(prediction_length=horizon_steps, use_kv_cache=True, **_arguments(series))
+        return self.forecaster.generate_mean(prediction_length=horizon_steps, use_kv_cache=True, **_arguments(series))
 
     def generate_samples(
         self, series: Series, horizon_steps: int, *, num_samples: int, samples_per_batch: int
     ) -> Tensor:
-        return self._forecaster.generate_samples(
+        return self.forecaster.generate_samples(
             prediction_length=horizon_steps,
             num_samples=num_samples,
             sampling_batch_size=samples_per_batch,
@@ -143,7 +143,7 @@ class WholeModel:
         parameters = []
         for step in range(truth.shape[-1] // self.patch_size):
             end = context + step * self.patch_size
-            distribution = self._forecaster.model(
+            distribution = self.forecaster.model(
                 inputs=values[..., :end].contiguous(),
                 input_padding_mask=padding[..., :end].contiguous(),
                 id_mask=ids[..., :end].contiguous(),

@@ -1,5 +1,6 @@
 """`compile_toto`, the one line a user changes: toto-ts's own forecaster interface, compiled on a chosen cache."""
 
+import warnings
 from math import ceil
 from typing import Any
 
@@ -29,10 +30,11 @@ def compile_toto(
 ) -> TotoForecaster:
     """A forecaster that forecasts like toto-ts's, compiled.
 
-    `model` is a Toto, its backbone or a TotoForecaster; it is shared, neither copied nor changed. `cache` is the name
-    of a built-in cache or 'path/to/file.py:Class'. `max_context` and `max_horizon` (time steps) and `batch_sizes`
-    (series times samples per batch) say what is to come: those shapes are compiled at the first forecast, others when
-    they are first met. A model that fixed_size does not cover runs eager, with a warning, and `eager_because` says why.
+    `model` is a Toto, its backbone or a TotoForecaster; it is shared, not copied, and put into evaluation mode as
+    toto-ts does. `cache` is the name of a built-in cache or 'path/to/file.py:Class'. `settings` are set process-wide.
+    `max_context` and `max_horizon` (time steps) and `batch_sizes` (series times samples per batch) say what is to come:
+    those shapes are compiled at the first forecast, others when they are first met. A model that fixed_size does not
+    cover runs eager, with a warning, and `eager_because` says why; so does a forecast under torch.autocast.
     """
     from toto_compat.caches import BUILTIN_CACHES
 
@@ -57,7 +59,7 @@ def compile_toto(
     if isinstance(bound, StaticModel):
         return StaticForecaster(backbone, bound)
     assert isinstance(bound, WholeModel)
-    forecaster = TotoForecaster(bound.model)
+    forecaster = bound.forecaster
     forecaster.eager_because = why_not_static(backbone) if cache == "fixed_size" else ""
     return forecaster
 
@@ -92,7 +94,7 @@ class StaticForecaster(TotoForecaster):
         future_exogenous_variables: Tensor | None = None,
         num_exogenous_variables: int = 0,
     ) -> Tensor:
-        if not use_kv_cache:
+        if not use_kv_cache or self._must_run_eager(inputs):
             return super().generate_mean(
                 inputs=inputs,
                 prediction_length=prediction_length,
@@ -100,6 +102,7 @@ class StaticForecaster(TotoForecaster):
                 time_interval_seconds=time_interval_seconds,
                 input_padding_mask=input_padding_mask,
                 id_mask=id_mask,
+                use_kv_cache=use_kv_cache,
                 future_exogenous_variables=future_exogenous_variables,
                 num_exogenous_variables=num_exogenous_variables,
             )
@@ -127,7 +130,7 @@ class StaticForecaster(TotoForecaster):
         future_exogenous_variables: Tensor | None = None,
         num_exogenous_variables: int = 0,
     ) -> Tensor:
-        if not use_kv_cache:
+        if not use_kv_cache or self._must_run_eager(inputs):
             return super().generate_samples(
                 inputs=inputs,
                 prediction_length=prediction_length,
@@ -137,6 +140,7 @@ class StaticForecaster(TotoForecaster):
                 input_padding_mask=input_padding_mask,
                 id_mask=id_mask,
                 sampling_batch_size=sampling_batch_size,
+                use_kv_cache=use_kv_cache,
                 future_exogenous_variables=future_exogenous_variables,
                 num_exogenous_variables=num_exogenous_variables,
             )
@@ -152,6 +156,13 @@ class StaticForecaster(TotoForecaster):
             context, prediction_length, num_samples=num_samples, samples_per_batch=sampling_batch_size
         )
 
+    def _must_run_eager(self, inputs: Tensor) -> bool:
+        """The buffers have the weights' precision, which mixed precision would mix with another."""
+        if not torch.is_autocast_enabled(inputs.device.type):
+            return False
+        warnings.warn("fixed_size does not cover torch.autocast: running toto-ts's own cache, eager", stacklevel=3)
+        return True
+
     def _context(
         self,
         *,
@@ -166,6 +177,8 @@ class StaticForecaster(TotoForecaster):
             padding_mask = torch.ones_like(inputs, dtype=torch.bool)
         if id_mask is None:
             id_mask = torch.zeros_like(inputs, dtype=torch.int)
+        if id_mask.shape[-1] == 1:
+            id_mask = id_mask.expand_as(inputs)
         if future is not None:
             self.assert_ev_compatibility(inputs, future, prediction_length, num_exogenous_variables)
             patch_size = self.model.patch_embed.stride

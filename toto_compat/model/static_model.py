@@ -1,10 +1,11 @@
 """Forecasting with the static step: shapes in buckets, one pass over the context, a decode loop without host syncs."""
 
 import contextlib
+import functools
 import threading
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from math import ceil
@@ -63,8 +64,22 @@ def why_not_static(backbone: TotoBackbone) -> str:
     return ", ".join(name for name, holds in reasons.items() if holds)
 
 
+def _forecasting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Without gradients, and out of the caller's inference mode: buffers made there could not be written outside it."""
+
+    @functools.wraps(method)
+    def run(*arguments: Any, **named: Any) -> Any:
+        with torch.inference_mode(False), torch.no_grad():
+            return method(*arguments, **named)
+
+    return run
+
+
 class StaticModel:
-    """The fixed_size cache bound to a backbone. One forecast at a time: the buffers are shared, a lock guards them."""
+    """The fixed_size cache bound to a backbone. One forecast at a time: the buffers are shared, a lock guards them.
+
+    Modes with CUDA graphs: forecast from one thread. Releases of torch before 2.13 keep such graphs per thread.
+    """
 
     step_class: type[StaticStep] = StaticStep
 
@@ -86,6 +101,7 @@ class StaticModel:
         self._buckets: dict[tuple[int, int, int], _Bucket] = {}
         self._head: FusedHead | None = None
         self._weights_seen: tuple[Any, ...] = ()
+        self._versions_seen: tuple[int, ...] = ()
         self._rewind_to = 0
         self._lock = threading.Lock()
         if compile_spec is not None:
@@ -105,7 +121,7 @@ class StaticModel:
         context = Context(series.inputs, series.padding_mask, series.id_mask)
         return self.samples(context, horizon_steps, num_samples=num_samples, samples_per_batch=samples_per_batch)
 
-    @torch.no_grad()
+    @_forecasting
     def teacher_forced(self, series: Series, truth: Tensor) -> list[dict[str, Tensor]]:
         context = Context(series.inputs, series.padding_mask, series.id_mask)
         batch, steps = series.inputs.shape[0], truth.shape[-1] // self.patch_size
@@ -123,7 +139,7 @@ class StaticModel:
 
     # The forecasts themselves
 
-    @torch.no_grad()
+    @_forecasting
     def mean(self, context: Context, horizon_steps: int) -> Tensor:
         """Feed the mean of each predicted patch back; batch, variate, horizon."""
         batch, variates, _ = context.inputs.shape
@@ -140,12 +156,14 @@ class StaticModel:
                         )
                         patch.copy_(without_extremes((probs * loc).sum(-1) * affine_scale + affine_loc))
                     else:
-                        bucket.run()
+                        step_outputs = bucket.run()
                 self._inject_future(patch, context.future, index, copies=1)
                 forecast[..., index * size : (index + 1) * size].copy_(patch)
+            if patches > 1:
+                self._refuse_not_finite(step_outputs, batch)
         return forecast[..., :horizon_steps]
 
-    @torch.no_grad()
+    @_forecasting
     def samples(self, context: Context, horizon_steps: int, *, num_samples: int, samples_per_batch: int) -> Tensor:
         """Feed a draw of each patch back; batch, variate, horizon, sample. Seed for seed the draws are toto-ts's."""
         assert num_samples % samples_per_batch == 0, "num_samples must be divisible by sampling_batch_size"
@@ -182,7 +200,7 @@ class StaticModel:
 
     def _bucket(self, context: Context, batch: int, horizon_patches: int) -> _Bucket:
         """The buffers and graph for these shapes; made, with every announced one, the first time they are asked for."""
-        self._forget_buckets_if_weights_changed(context)
+        self._notice_changed_weights(context)
         variates, steps = context.inputs.shape[1:]
         assert steps % self.patch_size == 0, (
             f"series length {steps} must be a multiple of the patch size {self.patch_size}"
@@ -234,17 +252,25 @@ class StaticModel:
 
         return replay
 
-    def _forget_buckets_if_weights_changed(self, context: Context) -> None:
-        """Other weights, another device or dtype: the buffers and the multiplied-out head are of no use any more."""
+    def _notice_changed_weights(self, context: Context) -> None:
+        """Other tensors, another device or dtype: all buffers go. Other values in the same tensors: what was computed
+        from them is computed again."""
         parameters = list(self.backbone.parameters())
-        seen = tuple((id(p), p._version, p.data_ptr()) for p in parameters)
+        seen = tuple((id(p), p.data_ptr()) for p in parameters)
+        # a tensor of inference mode has no version; it cannot be written to outside of that mode either
+        versions = tuple(0 if p.is_inference() else p._version for p in parameters)
         if seen != self._weights_seen:
             self._buckets.clear()
             self._head = None
-            self._weights_seen = seen
             not_covered = why_not_static(self.backbone)
             if not_covered:
                 raise TypeError(f"fixed_size has no static step for {not_covered}")
+            self._weights_seen = seen
+        elif self._head is not None and (versions != self._versions_seen or self._head.is_stale()):
+            self._head.refresh()
+            for bucket in self._buckets.values():
+                bucket.step.refresh()
+        self._versions_seen = versions
         weight = parameters[0]
         if context.inputs.dtype != weight.dtype or context.inputs.device != weight.device:
             raise TypeError(
@@ -275,8 +301,17 @@ class StaticModel:
         self._rewind_to = inputs.shape[-1] // self.patch_size
         step.cache.begin(self._rewind_to)
         parameters = step.head(hidden)
+        self._refuse_not_finite(parameters, inputs.shape[0])
         last = slice(-self.patch_size, None) if loc.shape[-1] > 1 else slice(None)
         return *parameters, loc[..., last], scale[..., last]
+
+    def _refuse_not_finite(self, outputs: Sequence[Tensor], rows: int) -> None:
+        """toto-ts's mixture raises on NaN in every step. One that came up on the way stays: the last step tells."""
+        assert self._head is not None
+        if self._head.mixture and not torch.stack([value[:rows].isfinite().all() for value in outputs]).all():
+            raise ValueError(
+                "the predicted distribution is not finite: the series or its known future values hold NaN or infinity"
+            )
 
     def _rewind(self, step: StaticStep) -> None:
         """Back to the end of the context for the next batch of samples: nothing of the context was overwritten."""

@@ -22,6 +22,9 @@ from toto_compat.caches.fixed_size import FixedSizeKVCache
 nested_compile_region: Callable[..., Any] | None = getattr(torch.compiler, "nested_compile_region", None)
 
 
+_WATCHED = 64  # elements of each weight
+
+
 class FusedHead(torch.nn.Module):
     """`unembed` and the distribution's projections multiplied out: `base` reads 8 times less weight for them."""
 
@@ -35,15 +38,34 @@ class FusedHead(torch.nn.Module):
         self.kinds = len(projections)
         self.components: int = projections[0].out_features
         self.patch_size: int = backbone.patch_embed.patch_size
-        width, dtype = backbone.embed_dim, backbone.unembed.weight.dtype
+        self._sources = [backbone.unembed, *projections]
+        # Enough of the weights behind the product to notice that somebody wrote to them, whichever way.
+        watched = [source.weight.detach().flatten() for source in self._sources]
+        self._watched = [weight[:: max(1, weight.numel() // _WATCHED)] for weight in watched]
+        weight, bias = self._multiplied_out()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.bias = torch.nn.Parameter(bias, requires_grad=False)
+
+    def is_stale(self) -> bool:
+        return not torch.equal(torch.cat(self._watched), self._seen)
+
+    def refresh(self) -> None:
+        """The product again, in the same memory: graphs that read it need not be compiled again."""
+        weight, bias = self._multiplied_out()
+        self.weight.copy_(weight)
+        self.bias.copy_(bias)
+
+    def _multiplied_out(self) -> tuple[Tensor, Tensor]:
+        unembed, *projections = self._sources
+        self._seen = torch.cat(self._watched)
+        dtype, width = unembed.weight.dtype, unembed.in_features
         # In double precision, so that the product is rounded once and not twice.
         project = torch.cat([p.weight for p in projections]).double()
         project_bias = torch.cat([p.bias for p in projections]).double()
-        unembed = backbone.unembed.weight.view(self.patch_size, width, width)
-        rows = [project @ unembed[i].double() for i in range(self.patch_size)]
-        bias = backbone.unembed.bias.double().view(self.patch_size, width) @ project.T + project_bias
-        self.weight = torch.nn.Parameter(torch.cat(rows).to(dtype), requires_grad=False)
-        self.bias = torch.nn.Parameter(bias.reshape(-1).to(dtype), requires_grad=False)
+        per_step = unembed.weight.view(self.patch_size, width, width)
+        rows = [project @ per_step[i].double() for i in range(self.patch_size)]
+        bias = unembed.bias.double().view(self.patch_size, width) @ project.T + project_bias
+        return torch.cat(rows).to(dtype), bias.reshape(-1).to(dtype)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """batch, variate, patches, width -> df, loc, scale, probs, each batch, variate, time, component."""
@@ -241,16 +263,27 @@ class StaticStep(torch.nn.Module):
         nothing_pending = torch.zeros(batch * variates, width, dtype=dtype, device=device)
         self.register_buffer("nothing_pending", nothing_pending, persistent=False)
         self.rotary = backbone.transformer.rotary_emb
-        positions = torch.arange(capacity, device=device, dtype=dtype)
-        rotations = rotations_of_single_patches(self.rotary, positions)
-        # A space-wise layer is not rotated. Turned by nothing, the last row, it is the same code as a time-wise one.
-        for name, table, nothing in zip(ROTATION_BUFFERS, rotations, (1.0, 0.0, 1.0, 0.0), strict=True):
-            last = torch.full_like(table[:1], nothing)
-            self.register_buffer(name, torch.cat([table, last]), persistent=False)
+        for name, table in self._rotation_tables(dtype, device).items():
+            self.register_buffer(name, table, persistent=False)
         self.register_buffer("last_row", torch.tensor([capacity], device=device), persistent=False)
         self._rotation_of_context: dict[int, Rotation] = {}
         for tensor in (*self.cache.tensors(), *self.buffers()):
             torch._dynamo.mark_static_address(tensor)
+
+    def _rotation_tables(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """A row per slot. A space-wise layer is not rotated: turned by nothing, the last row, it is the same code."""
+        positions = torch.arange(self.capacity, device=device, dtype=dtype)
+        rotations = rotations_of_single_patches(self.rotary, positions)
+        return {
+            name: torch.cat([table, torch.full_like(table[:1], nothing)])
+            for name, table, nothing in zip(ROTATION_BUFFERS, rotations, (1.0, 0.0, 1.0, 0.0), strict=True)
+        }
+
+    def refresh(self) -> None:
+        """What was computed from weights, again and in the same memory."""
+        for name, table in self._rotation_tables(self.patch.dtype, self.patch.device).items():
+            getattr(self, name).copy_(table)
+        self._rotation_of_context.clear()
 
     def make_cache(self, **shape: Any) -> FixedSizeKVCache:
         return FixedSizeKVCache(**shape)
