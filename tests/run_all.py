@@ -1,18 +1,22 @@
 """All tests with one closing line: the host side with this interpreter, the cell side with a real torch environment.
 
-`nox -s tests` calls it. Arguments go to both pytest runs. The pinned environment stays as the runtime made it: pytest
-for the cell side lives in a folder of its own, last on that interpreter's path.
+`nox -s tests` calls it. Arguments go to both pytest runs, which go on beside each other; the cell side's output follows
+the host side's. The pinned environment stays as the runtime made it: pytest for the cell side lives in a folder of its
+own, last on that interpreter's path.
 """
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
 import xml.etree.ElementTree as ET
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TextIO
 
 from toto_compat.errors import TotoCompatError
 from toto_compat.matrix.load import load_matrix
@@ -27,7 +31,13 @@ RUN_PYTEST = "import sys; sys.path.append(sys.argv.pop(1)); import pytest; sys.e
 def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="toto-compat-tests-") as folder:
         host_report, cell_report = Path(folder, "host.xml"), Path(folder, "cell.xml")
-        codes = [run_host_side(arguments, host_report), run_cell_side(arguments, cell_report)]
+        with Path(folder, "cell.log").open("w+", encoding="utf-8") as log, ThreadPoolExecutor() as pool:
+            cell_side = pool.submit(run_cell_side, arguments, cell_report, log)
+            codes = [run_host_side(arguments, host_report)]
+            print("== the tests that run inside a torch environment", flush=True)
+            codes.append(cell_side.result())
+            log.seek(0)
+            shutil.copyfileobj(log, sys.stdout)
         outcomes = count_outcomes(host_report) + count_outcomes(cell_report)
     print(f"{outcomes['passed']} passed, {outcomes['failed']} failed, {outcomes['skipped']} skipped", flush=True)
     if set(codes) == {NO_TESTS_COLLECTED}:
@@ -41,24 +51,25 @@ def run_host_side(arguments: list[str], report: Path) -> int:
     return subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode
 
 
-def run_cell_side(arguments: list[str], report: Path) -> int:
+def run_cell_side(arguments: list[str], report: Path, log: TextIO) -> int:
     try:
-        python = cell_python()
+        python = cell_python(log)
     except TotoCompatError as error:
-        print(f"the cell-side tests cannot run: {error}", flush=True)
+        print(f"the cell-side tests cannot run: {error}", file=log, flush=True)
         return error.code
     command = [str(python), "-c", RUN_PYTEST, str(pytest_folder(python)), "--side=cell", "-n2", "--dist=loadfile"]
     # one thread per worker, as in a cell: two workers on two cores must not fight over them
     variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    command += [f"--junitxml={report}", *arguments]
     return subprocess.run(
-        [*command, f"--junitxml={report}", *arguments], cwd=ROOT, env=variables, check=False
+        command, cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT, check=False
     ).returncode
 
 
-def cell_python() -> Path:
+def cell_python(log: TextIO) -> Path:
     """The interpreter of the cell environment, built on first use by the project's own runtime."""
     environment = load_matrix(ROOT / "matrix.yaml").environments[CELL_ENVIRONMENT]
-    return Path(build_venv(CELL_ENVIRONMENT, environment, lambda line: print(line, flush=True)).python)
+    return Path(build_venv(CELL_ENVIRONMENT, environment, lambda line: print(line, file=log, flush=True)).python)
 
 
 def pytest_folder(python: Path) -> Path:

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = "torch-2.13.0-cpu"
 CACHES = ("list_index", "fixed_size")
 COUNTED = ("recompile_limit", "recompiles", "recompiles_total", "graph_breaks")
+TIMED = ("speedup", "latency_stability")  # what else runs on the machine may decide these
 INCIDENT = ROOT / "incidents" / "2025-10-30-recompile-limit.yaml"
 REFERENCE = ROOT / "results" / "reference" / "cpu"
 
@@ -71,7 +72,13 @@ def test_a_container_gives_the_verdict_and_the_counts_of_a_virtualenv(
     in_container: Run, folder: Path, cache: str
 ) -> None:
     container_row, venv_row = row_of(folder / "results" / "containers", cache), row_of(REFERENCE, cache)
-    assert container_row["verdict"] == venv_row["verdict"]
+    statuses = [
+        {name: gate["status"] for name, gate in row["gates"].items() if name not in TIMED}
+        for row in (container_row, venv_row)
+    ]
+    assert statuses[0] == statuses[1]
+    if container_row["decided_by"] not in TIMED:
+        assert container_row["verdict"] == venv_row["verdict"]
     counts = {name: container_row["gates"][name]["value"] for name in COUNTED}
     assert counts == {name: venv_row["gates"][name]["value"] for name in COUNTED}
     events = [cell_of(run, cache).evidence[Suite.RECOMPILE].events for run in (in_container, load_run(REFERENCE))]
