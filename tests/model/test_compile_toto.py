@@ -46,6 +46,15 @@ def test_a_toto_and_its_backbone_are_taken_alike() -> None:
     assert compile_toto(Wrapped(backbone)).model is compile_toto(backbone).model is backbone
 
 
+@pytest.mark.parametrize("cache", ["fixed_size", "compile_friendly"])
+def test_without_a_mode_the_cache_is_used_eager(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", None)  # whoever calls it fails
+    backbone = Small().build()
+    series = timeseries(series_of())
+    ours = compile_toto(backbone, cache=cache, mode=None)
+    assert agree(ours.forecast(series, 16).mean, TotoForecaster(backbone).forecast(series, 16).mean)
+
+
 @pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="needs torch 2.6 or later")
 def test_other_caches_get_what_their_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """The marking is what counts here: it is watched, and the compiled call runs eager."""

@@ -87,6 +87,16 @@ def test_planned_cells_without_a_result_are_told(results: Path) -> None:
     assert len(json.loads(finished.stdout)["rows"]) == 1
 
 
+@pytest.mark.parametrize("form", ["table", "md", "json", "html", "summary", "badge", "decision"])
+def test_no_format_of_a_stopped_run_says_to_keep_compile_off(results: Path, tmp_path: Path, form: str) -> None:
+    (results / "first" / "cells" / "torch-2.13.0-cpu" / "fixed_size" / "default.json").unlink()
+    target = tmp_path / "shown"
+    report(results, "first", "--format", form, "--output", str(target))
+    text = target.read_text(encoding="utf-8").lower()
+    assert "not enough evidence" in text
+    assert "keep compile off" not in text and "keep off" not in text and "keep_off" not in text
+
+
 def test_an_unknown_run_names_those_that_are_there(results: Path) -> None:
     with pytest.raises(SelectionError, match="again"):
         report(results, "absent")

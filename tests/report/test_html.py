@@ -5,18 +5,24 @@ import gzip
 import json
 import re
 import resource
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
+from click.testing import CliRunner
+
 from tests.report.hostile import HOSTILE, hostile_cell
 from tests.verdict.sample_cells import good_result, production_incident, with_figures, with_suite
 from tests.verdict.stored_runs import store_run
+from toto_compat.errors import StorageError
 from toto_compat.evidence.schema import CellResult
 from toto_compat.matrix.schema import Device, Gate, Suite
 from toto_compat.observe.events import Event, EventKind, Severity
+from toto_compat.report.command import report_command
 from toto_compat.report.html import render_page
 from toto_compat.report.page_data import grid_of, grouped_events, history_of, trend_points
 from toto_compat.verdict.decision import contenders_of
@@ -87,6 +93,37 @@ def test_figures_that_are_not_numbers_do_not_break_the_page(tmp_path: Path) -> N
     shown = {gate["gate"]: gate["value"] for gate in details["gates"]}
     assert (shown["equivalence"], shown["speedup"]) == ("nan", "inf")
     assert details["history"][0][3] == "inf"
+
+
+def test_a_speedup_that_is_not_finite_is_left_out_of_the_history(tmp_path: Path) -> None:
+    for day in (1, 2):
+        store_run(tmp_path, f"earlier-{day}", [good_result()], started=f"2026-01-0{day}T00:00:00Z")
+    endless = with_figures(good_result(), {Gate.SPEEDUP: float("inf")})
+    store_run(tmp_path, "endless", [endless], started="2026-01-03T00:00:00Z")
+    current = load_judged_run(store_run(tmp_path, "now", [endless], started="2026-02-01T00:00:00Z"))
+    page = render_page(current, history_of(tmp_path, until=current))
+    history = page[page.index("History: speedup over runs") :]
+    assert "2026-01-01" in history and "2026-01-02" in history
+    assert "2026-01-03" not in history and "2026-02-01" not in history
+
+
+def test_a_history_of_one_finite_speedup_is_no_history(tmp_path: Path) -> None:
+    store_run(tmp_path, "earlier", [good_result()], started="2026-01-01T00:00:00Z")
+    endless = with_figures(good_result(), {Gate.SPEEDUP: float("inf")})
+    current = load_judged_run(store_run(tmp_path, "now", [endless], started="2026-02-01T00:00:00Z"))
+    assert "History: speedup over runs" not in render_page(current, history_of(tmp_path, until=current))
+
+
+def test_a_damaged_table_is_written_anew_by_the_command_its_error_names(tmp_path: Path) -> None:
+    damaged = store_run(tmp_path / "results", "damaged run", [good_result()])
+    (damaged / "compatibility.json").write_text("{", encoding="utf-8")
+    current = load_judged_run(store_run(tmp_path / "results", "now", [good_result()]))
+    with pytest.raises(StorageError) as caught:
+        history_of(tmp_path / "results", until=current)
+    program, subcommand, *arguments = shlex.split(caught.value.hint.removeprefix("write it anew: "))
+    assert (program, subcommand) == ("toto-compat", "report")
+    CliRunner().invoke(report_command, arguments, catch_exceptions=False)
+    assert history_of(tmp_path / "results", until=current)
 
 
 def test_the_grid_has_releases_across_and_caches_with_modes_down(tmp_path: Path) -> None:

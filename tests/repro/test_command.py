@@ -76,6 +76,27 @@ def test_another_cache_without_the_events_is_told_as_gone() -> None:
     assert exit_code(gone) is ExitCode.NOT_REPRODUCED
 
 
+def test_an_incident_whose_events_do_not_apply_here_is_neither_reproduced_nor_gone() -> None:
+    whole = reproduction(LIMIT_HIT, cache="fixed_size")
+    elsewhere = tuple(expected for expected in whole.incident.expect if expected.torch == "2.9.0")
+    incident = whole.incident.model_copy(update={"expect": elsewhere})
+    unasked = Reproduction(
+        incident, whole.result, (LIMIT_HIT,), tuple(match_incident(incident, (LIMIT_HIT,), "2.13.0"))
+    )
+    told = as_text(unasked).splitlines()
+    assert told[-1] == "NOT REPRODUCED: none of the expected events applies to torch 2.13.0+cpu"
+    assert any("does not apply" in line and "on torch 2.9.0 only" in line for line in told)
+    assert exit_code(unasked) is ExitCode.NOT_REPRODUCED
+    assert as_data(unasked)["reproduced"] is False
+    assert [expected["torch"] for expected in as_data(unasked)["left_out"]] == ["2.9.0"]
+
+
+def test_events_of_another_release_are_told_and_do_not_stand_in_the_way() -> None:
+    same = reproduction(LIMIT_HIT)
+    assert "does not apply     recompile_limit: logged_from" in as_text(same)
+    assert as_text(same).endswith("REPRODUCED")
+
+
 def test_a_crash_is_neither_reproduced_nor_gone() -> None:
     crash = reproduction(cache="fixed_size", failure=Failure(kind="crash", message="died", last_lines=("the last",)))
     assert "NOT RUN: crash: died" in as_text(crash)

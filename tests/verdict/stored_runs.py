@@ -16,6 +16,7 @@ def store_run(
     *,
     gates: Mapping[Gate, GateLimit] = GATES,
     started: str = "2026-11-16T10:00:00Z",
+    device: str = "cpu",
 ) -> Path:
     folder = results / name
     info = RunInfo(
@@ -23,7 +24,7 @@ def store_run(
         profile="quick",
         runtime="venv",
         executor="local",
-        device="cpu",
+        device=device,
         cells=tuple(cell.cell for cell in cells),
         gates=dict(gates),
         git_revision="0123456789abcdef",

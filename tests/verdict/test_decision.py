@@ -110,6 +110,22 @@ def test_a_cache_that_gains_alone_leaves_compile_off() -> None:
     assert found.answer is Answer.KEEP_OFF
     assert found.take_cache_only
     assert "take the cache fixed_size, leave compile off" in found.sentence
+    assert found.reason.endswith("includes 1")
+
+
+def test_a_compile_that_is_slower_than_its_own_cache_is_told_as_slower() -> None:
+    slower = speed_of(speed_run(upstream_ms=90.0, cache_ms=20.0, compiled_ms=30.0))
+    found = decided(with_suite(on_gpu(), Suite.SPEED, slower)).devices[Device.CUDA]
+    assert found.take_cache_only
+    assert found.reason.endswith("is below 1: compile makes it slower")
+    assert "includes 1" not in found.sentence
+
+
+def test_a_cache_to_take_alone_comes_with_the_lines_that_use_it_without_compile() -> None:
+    by_itself = speed_of(speed_run(upstream_ms=90.0, cache_ms=30.0, compiled_ms=30.0))
+    lines = settings_to_copy(decided(with_suite(on_gpu(), Suite.SPEED, by_itself)).devices[Device.CUDA])
+    assert any("compile_toto(model, cache='fixed_size', mode=None)" in line for line in lines)
+    assert [line for line in lines if not line.startswith("#")] == ["TOTO_DISABLE_COMPILE=1"]
 
 
 def test_a_cache_that_gains_alone_is_named_even_where_compile_fails() -> None:

@@ -1,15 +1,27 @@
 """A stored run is judged again without rerunning it, by its own limits or by another file's."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.verdict.sample_cells import GATES, good_result, with_figures
+from tests.verdict.sample_cells import (
+    GATES,
+    good_result,
+    production_incident,
+    speed_of,
+    speed_run,
+    with_figures,
+    with_suite,
+)
 from tests.verdict.stored_runs import store_run
 from toto_compat.errors import MatrixFileError, SelectionError, StorageError
-from toto_compat.matrix.schema import Gate
+from toto_compat.evidence.schema import CellResult
+from toto_compat.evidence.store import cell_path
+from toto_compat.matrix.schema import Device, Gate, Suite
+from toto_compat.verdict.decision import Answer
 from toto_compat.verdict.gates import Status
-from toto_compat.verdict.judged_run import load_judged_run, read_gates
+from toto_compat.verdict.judged_run import JudgedRun, load_judged_run, read_gates
 
 
 def test_an_old_run_is_judged_by_other_limits(tmp_path: Path) -> None:
@@ -86,6 +98,56 @@ def test_rows_come_by_device_and_release_and_then_as_planned(tmp_path: Path) -> 
         "torch-2.9.0-cu128/fixed_size/default",
         "torch-2.10.0-cu128/fixed_size/default",
     ]
+
+
+def stopped_before(tmp_path: Path, *unfinished: CellResult, finished: Sequence[CellResult]) -> JudgedRun:
+    folder = store_run(tmp_path, "stopped", [*finished, *unfinished], device="cuda")
+    for cell in unfinished:
+        cell_path(folder, cell.cell).unlink()
+    return load_judged_run(folder)
+
+
+def test_a_run_that_was_stopped_does_not_decide_to_keep_compile_off(tmp_path: Path) -> None:
+    waiting = good_result(build="cu128"), good_result(build="cu128", mode="reduce-overhead")
+    judged = stopped_before(tmp_path, *waiting, finished=[production_incident(build="cu128")])
+    found = judged.decision.devices[Device.CUDA]
+    assert found.answer is Answer.NOT_ENOUGH_EVIDENCE
+    assert "torch-2.13.0-cu128/fixed_size/default was planned and has no result, nor have 1 more" in found.sentence
+    assert found.next_commands == (
+        "toto-compat matrix 'torch-2.13.0-cu128/fixed_size/default' --profile quick --device cuda",
+        "toto-compat matrix 'torch-2.13.0-cu128/fixed_size/reduce-overhead' --profile quick --device cuda",
+    )
+    assert found.next_commands[0] in found.sentence
+
+
+def test_a_row_that_passed_before_the_run_was_stopped_still_enables(tmp_path: Path) -> None:
+    judged = stopped_before(tmp_path, production_incident(build="cu128"), finished=[good_result(build="cu128")])
+    assert judged.decision.devices[Device.CUDA].answer is Answer.ENABLE
+
+
+def test_a_cache_that_gains_alone_does_not_keep_compile_off_while_cells_are_unfinished(tmp_path: Path) -> None:
+    by_itself = speed_of(speed_run(upstream_ms=90.0, cache_ms=30.0, compiled_ms=30.0))
+    alone = with_suite(good_result(build="cu128"), Suite.SPEED, by_itself)
+    judged = stopped_before(tmp_path, production_incident(build="cu128"), finished=[alone])
+    assert judged.decision.devices[Device.CUDA].answer is Answer.NOT_ENOUGH_EVIDENCE
+
+
+def test_what_is_unfinished_on_one_device_leaves_the_other_decided(tmp_path: Path) -> None:
+    judged = stopped_before(tmp_path, good_result(), finished=[production_incident(build="cu128")])
+    assert judged.decision.devices[Device.CUDA].answer is Answer.KEEP_OFF
+    assert judged.decision.devices[Device.CPU].answer is Answer.NOT_ENOUGH_EVIDENCE
+    assert judged.decision.devices[Device.CPU].next_commands == (
+        "toto-compat matrix 'torch-2.13.0-cpu/fixed_size/default' --profile quick --device cpu",
+    )
+
+
+def test_undecided_rows_of_a_stopped_run_are_to_be_run_again_too(tmp_path: Path) -> None:
+    undecided = with_figures(good_result(build="cu128"), {Gate.MEMORY: None})
+    judged = stopped_before(tmp_path, production_incident(build="cu128"), finished=[undecided])
+    assert judged.decision.devices[Device.CUDA].next_commands == (
+        "toto-compat matrix 'torch-2.13.0-cu128/list_index/default' --profile quick --device cuda",
+        "toto-compat matrix 'torch-2.13.0-cu128/fixed_size/default' --profile quick --device cuda --fresh",
+    )
 
 
 def test_the_limits_of_the_samples_are_those_of_every_gate() -> None:

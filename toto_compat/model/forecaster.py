@@ -21,7 +21,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 def compile_toto(
     model: Any,
     cache: str = "fixed_size",
-    mode: str = "reduce-overhead",
+    mode: str | None = "reduce-overhead",
     *,
     settings: CompileSettings | None = None,
     max_context: int | None = None,
@@ -31,14 +31,15 @@ def compile_toto(
     """A forecaster that forecasts like toto-ts's, compiled.
 
     `model` is a Toto, its backbone or a TotoForecaster; it is shared, not copied, and put into evaluation mode as
-    toto-ts does. `cache` is the name of a built-in cache or 'path/to/file.py:Class'. `settings` are set process-wide.
+    toto-ts does. `cache` is the name of a built-in cache or 'path/to/file.py:Class'; with `mode` None it is used
+    eager, nothing is compiled. `settings` are set process-wide.
     `max_context` and `max_horizon` (time steps) and `batch_sizes` (series times samples per batch) say what is to come:
     those shapes are compiled at the first forecast, others when they are first met. A model that fixed_size does not
     cover runs eager, with a warning, and `eager_because` says why; so does a forecast under torch.autocast.
     """
     from toto_compat.caches import BUILTIN_CACHES
 
-    if mode not in MODES:
+    if mode is not None and mode not in MODES:
         raise InputError(f"compile mode {mode!r} is unknown", hint=f"accepted: {', '.join(MODES)}")
     if cache not in BUILTIN_CACHES and ":" not in cache:
         raise InputError(
@@ -52,7 +53,7 @@ def compile_toto(
     bound = bind(
         backbone,
         CacheRequest(name=cache, source="builtin" if cache in BUILTIN_CACHES else cache),
-        compile_spec=CompileSpec(mode=mode, settings=settings or CompileSettings()),
+        compile_spec=None if mode is None else CompileSpec(mode=mode, settings=settings or CompileSettings()),
         max_patches=max_patches,
         batch_sizes=batch_sizes,
     )

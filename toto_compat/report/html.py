@@ -211,7 +211,7 @@ def _history_plot(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -
     lines: list[tuple[str, list[PastRow]]] = []
     for cell in sorted(judged.cells, key=lambda cell: cell.verdict is not Status.PASS):
         past = [*history.get(cell_name(cell), ()), as_past_row(cell, judged.run.info)]
-        timed = [found for found in past if found.speedup is not None]
+        timed = [found for found in past if found.speedup is not None and math.isfinite(found.speedup)]
         if len(timed) > 1:
             lines.append((cell.result.cell, timed))
     chosen = lines[:MOST_SERIES]

@@ -1,6 +1,7 @@
 """What the HTML page shows, as plain data: the grid, the details of each cell, trends and history."""
 
 import json
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -224,8 +225,9 @@ def _stored_rows(folder: Path) -> list[dict[str, Any]]:
         rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
         return [dict(row) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
+        command = shlex.join(["toto-compat", "report", str(folder), "--format", "json", "--output", str(table)])
         raise StorageError(
-            f"{table}: not a table of this program: {error}", hint=f"write it anew: toto-compat report {folder.name}"
+            f"{table}: not a table of this program: {error}", hint=f"write it anew: {command}"
         ) from error
 
 

@@ -16,7 +16,15 @@ from toto_compat.matrix.document import nearest_name
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Device, Matrix, Profile, Suite
 from toto_compat.observe.events import Event, EventKind
-from toto_compat.repro.incident import Incident, Match, describe_match, load_incident, match_incident
+from toto_compat.repro.incident import (
+    ExpectedEvent,
+    Incident,
+    Match,
+    describe_left_out,
+    describe_match,
+    load_incident,
+    match_incident,
+)
 from toto_compat.runtimes.local import ReadyCell, run_cells
 from toto_compat.runtimes.machine import find_gpus
 from toto_compat.runtimes.progress import progress_for
@@ -37,7 +45,13 @@ class Reproduction:
 
     @property
     def reproduced(self) -> bool:
-        return all(match.holds for match in self.matches)
+        return bool(self.matches) and all(match.holds for match in self.matches)
+
+    @property
+    def left_out(self) -> tuple[ExpectedEvent, ...]:
+        """Expected events that do not apply to the release that ran."""
+        looked_for = [match.expected for match in self.matches]
+        return tuple(expected for expected in self.incident.expect if expected not in looked_for)
 
 
 @click.command("repro")
@@ -216,6 +230,7 @@ def as_text(reproduction: Reproduction) -> str:
         return "\n".join([*lines, f"NOT RUN: {problem}", *(f"    {line}" for line in last)])
     for match in reproduction.matches:
         lines += [f"  {line}" for line in describe_match(match)]
+    lines += [f"  {describe_left_out(expected)}" for expected in reproduction.left_out]
     counts = Counter(event.kind for event in reproduction.events)
     limits = counts[EventKind.RECOMPILE_LIMIT]
     lines.append(
@@ -224,6 +239,8 @@ def as_text(reproduction: Reproduction) -> str:
     )
     if reproduction.reproduced:
         lines.append("REPRODUCED")
+    elif not reproduction.matches:
+        lines.append(f"NOT REPRODUCED: none of the expected events applies to torch {where.torch}")
     elif cache != incident.cache and not any(match.found for match in reproduction.matches):
         lines.append(f"GONE with {cache}: not one of the incident's events occurred")
     else:
@@ -247,6 +264,7 @@ def as_data(reproduction: Reproduction) -> dict[str, Any]:
             }
             for match in reproduction.matches
         ],
+        "left_out": [expected.model_dump(mode="json", exclude_none=True) for expected in reproduction.left_out],
         "events": dict(Counter(event.kind.value for event in reproduction.events)),
         "provenance": result.provenance.model_dump(mode="json"),
     }

@@ -114,11 +114,7 @@ def _distance(expected: ExpectedEvent, event: Event) -> tuple[int, list[int]]:
 def describe_match(match: Match) -> list[str]:
     """One expected event and what became of it, for a reader."""
     expected = match.expected
-    wanted = ", ".join(
-        f"{name} {getattr(expected, name)!r}" for name in _COMPARED if getattr(expected, name) is not None
-    )
-    times = f", at least {expected.at_least} times" if expected.at_least > 1 else ""
-    head = f"{expected.kind.value}: {wanted}{times}"
+    head = _wanted(expected)
     if match.holds:
         return [f"as in production   {head}{f' ({len(match.found)} times)' if len(match.found) > 1 else ''}"]
     if match.found:
@@ -129,3 +125,16 @@ def describe_match(match: Match) -> list[str]:
     for name in differences(expected, match.nearest):
         lines.append(f"                   {name}: {getattr(match.nearest, name)!r} here")
     return lines
+
+
+def describe_left_out(expected: ExpectedEvent) -> str:
+    """An expected event that was not looked for, since another release ran."""
+    return f"does not apply     {_wanted(expected)}, on torch {expected.torch} only"
+
+
+def _wanted(expected: ExpectedEvent) -> str:
+    asked = ", ".join(
+        f"{name} {getattr(expected, name)!r}" for name in _COMPARED if getattr(expected, name) is not None
+    )
+    times = f", at least {expected.at_least} times" if expected.at_least > 1 else ""
+    return f"{expected.kind.value}: {asked}{times}"

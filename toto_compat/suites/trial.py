@@ -1,5 +1,6 @@
 """What is on trial in a cell: the series it forecasts and the models that forecast them, made when a suite asks."""
 
+import errno
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from toto_compat.model.series import Series, make_series
 from toto_compat.suites.quiet import QuietLock
 
 UPSTREAM = CacheRequest(name="upstream", source="builtin")
+_FULL_DISK_TEXTS = ("No space left on device", "Disk quota exceeded")
 
 
 class CandidateError(Exception):
@@ -34,7 +36,24 @@ def blaming_the_candidate() -> Iterator[None]:
     except (MemoryError, torch.cuda.OutOfMemoryError, CandidateError):
         raise
     except Exception as error:
+        if disk_is_full(error):
+            raise
         raise CandidateError(error) from error
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether a full disk is behind an error; a compiler's own is only text in what inductor raises."""
+    left, seen = [error], set()
+    while left:
+        found = left.pop()
+        seen.add(id(found))
+        if isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if any(text in str(found) for text in _FULL_DISK_TEXTS):
+            return True
+        behind = (found.__cause__, found.__context__, getattr(found, "inner_exception", None))
+        left += [one for one in behind if isinstance(one, BaseException) and id(one) not in seen]
+    return False
 
 
 @dataclass(frozen=True)

@@ -62,16 +62,32 @@ class DeviceDecision:
 
 
 @dataclass(frozen=True)
+class UnfinishedCell:
+    """A cell that was planned and has no result: the run was stopped before it."""
+
+    cell: str
+    device: Device
+    profile: str
+
+    @property
+    def command(self) -> str:
+        return f"toto-compat matrix '{self.cell}' --profile {self.profile} --device {self.device.value}"
+
+
+@dataclass(frozen=True)
 class Decision:
     sentence: str
     devices: Mapping[Device, DeviceDecision]
 
 
-def decide(cells: Sequence[JudgedCell]) -> Decision:
+def decide(cells: Sequence[JudgedCell], unfinished: Sequence[UnfinishedCell] = ()) -> Decision:
     """The answer for every device; CUDA is always answered, if only with what is missing."""
-    devices = {device: _decide_device(device, cells) for device in (Device.CUDA, Device.CPU)}
-    if not any(cell.result.request.device is Device.CPU for cell in cells):
-        del devices[Device.CPU]
+    asked = {cell.result.request.device for cell in cells} | {cell.device for cell in unfinished} | {Device.CUDA}
+    devices = {
+        device: _decide_device(device, cells, [cell for cell in unfinished if cell.device is device])
+        for device in (Device.CUDA, Device.CPU)
+        if device in asked
+    }
     return Decision(sentence=" ".join(found.sentence for found in devices.values()), devices=devices)
 
 
@@ -116,6 +132,12 @@ def gain_of_cache_alone(cell: JudgedCell) -> float | None:
 def settings_to_copy(decision: DeviceDecision) -> tuple[str, ...]:
     """Lines for the production environment file; Python lines are comments there."""
     contender = decision.contender
+    if decision.take_cache_only and contender is not None:
+        return (
+            "# from toto_compat import compile_toto",
+            f"# forecaster = compile_toto(model, cache={contender.cache!r}, mode=None)  # the cache, nothing compiled",
+            "TOTO_DISABLE_COMPILE=1",
+        )
     if decision.answer not in (Answer.ENABLE, Answer.ENABLE_WITH_SETTINGS) or contender is None:
         return ("TOTO_DISABLE_COMPILE=1",)
     settings = contender.cells[-1].result.request.settings
@@ -144,12 +166,14 @@ def python_settings(settings: CompileSettings) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _decide_device(device: Device, cells: Sequence[JudgedCell]) -> DeviceDecision:
+def _decide_device(device: Device, cells: Sequence[JudgedCell], unfinished: Sequence[UnfinishedCell]) -> DeviceDecision:
     contenders = contenders_of(device, cells)
     passing = [contender for contender in contenders if contender.newest_pass]
     gaining = [found for found in passing if found.newest_pass and not compile_adds_nothing(found.newest_pass)]
     if gaining:
         return _enable(device, max(gaining, key=_preference), contenders)
+    if unfinished:  # any of them may be the row that compile can go back on with
+        return _stopped_early(device, unfinished, contenders)
     if passing:
         return _cache_only(device, max(passing, key=_preference), contenders)
     return _without_pass(device, contenders)
@@ -202,7 +226,10 @@ def _cache_only(device: Device, contender: Contender, contenders: tuple[Contende
     assert best is not None
     same_cache = best.figure(Suite.SPEED, "speedup_same_cache")
     assert same_cache is not None
-    reason = f"same cache, eager over compiled: {_interval(same_cache)} includes 1"
+    slower = same_cache.high is not None and same_cache.high < 1.0
+    reason = f"same cache, eager over compiled: {_interval(same_cache)} " + (
+        "is below 1: compile makes it slower" if slower else "includes 1"
+    )
     return DeviceDecision(
         device=device,
         answer=Answer.KEEP_OFF,
@@ -216,6 +243,23 @@ def _cache_only(device: Device, contender: Contender, contenders: tuple[Contende
         take_cache_only=True,
         next_commands=(),
         contenders=contenders,
+    )
+
+
+def _stopped_early(
+    device: Device, unfinished: Sequence[UnfinishedCell], contenders: tuple[Contender, ...]
+) -> DeviceDecision:
+    finished = [cell for contender in contenders for cell in contender.cells]
+    first, *others = unfinished
+    reason = f"{first.cell} was planned and has no result" + (f", nor have {len(others)} more" if others else "")
+    return _no_contender(
+        device,
+        Answer.NOT_ENOUGH_EVIDENCE,
+        f"On {_label(device)} there is not enough evidence to re-enable compile: {reason}; run {first.command}.",
+        contenders,
+        reason=reason,
+        decided_by=None,
+        next_commands=(*(cell.command for cell in unfinished), *_commands_for_undecided(finished)),
     )
 
 

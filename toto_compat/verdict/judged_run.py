@@ -1,6 +1,7 @@
 """A stored run judged again, by its own limits or by those of another file; nothing is rerun."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from toto_compat.errors import MatrixFileError, SelectionError
 from toto_compat.evidence.store import Run, load_run
-from toto_compat.matrix.schema import Gate, GateLimit
-from toto_compat.verdict.decision import Decision, decide, torch_release
+from toto_compat.matrix.schema import Device, Gate, GateLimit
+from toto_compat.verdict.decision import Decision, UnfinishedCell, decide, torch_release
 from toto_compat.verdict.gates import JudgedCell, judge, limits_for
+
+_CPU_BUILD = re.compile(r"torch-[^-/]+-cpu[-/]")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,16 @@ def judge_run(run: Run, gates: Mapping[Gate, GateLimit] | None = None) -> Judged
     planned = {name: position for position, name in enumerate(run.info.cells)}
     as_planned = sorted(run.cells, key=lambda cell: planned.get(cell.cell, len(planned)))
     cells = in_table_order(judge(cell, limits) for cell in as_planned)
-    return JudgedRun(run=run, gates=limits, cells=cells, decision=decide(cells))
+    return JudgedRun(run=run, gates=limits, cells=cells, decision=decide(cells, unfinished_of(run)))
+
+
+def unfinished_of(run: Run) -> tuple[UnfinishedCell, ...]:
+    """What was planned and has no result. A CPU build, which its environment's name tells, ran on the CPU anyway."""
+    device = Device(run.info.device)
+    return tuple(
+        UnfinishedCell(name, Device.CPU if _CPU_BUILD.match(name) else device, run.info.profile)
+        for name in run.unfinished
+    )
 
 
 def load_judged_run(folder: Path, gates: Mapping[Gate, GateLimit] | None = None) -> JudgedRun:

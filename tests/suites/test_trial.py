@@ -1,0 +1,79 @@
+"""What is held against the candidate, and what is the machine's own trouble."""
+
+import errno
+import os
+
+import pytest
+
+from toto_compat.evidence.schema import Outcome, SuiteEvidence
+from toto_compat.matrix.schema import Suite
+from toto_compat.suites.group import measured
+from toto_compat.suites.trial import CandidateError, blaming_the_candidate
+
+pytestmark = pytest.mark.cell
+
+
+class BackendFailedError(RuntimeError):
+    """As torch's BackendCompilerFailed wraps what a backend raised."""
+
+    def __init__(self, inner: Exception) -> None:
+        super().__init__(f"backend='inductor' raised: {type(inner).__name__}")
+        self.inner_exception = inner
+
+
+def full_disk(number: int = errno.ENOSPC) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+def caused_by(cause: Exception) -> Exception:
+    try:
+        raise RuntimeError("the kernel could not be written") from cause
+    except RuntimeError as error:
+        return error
+
+
+COMPILER_SAID = RuntimeError(
+    "C++ compile error\n/tmp/x.cpp: fatal error: error writing /tmp/x.s: No space left on device"
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        full_disk(),
+        full_disk(errno.EDQUOT),
+        caused_by(full_disk()),
+        caused_by(caused_by(full_disk())),
+        COMPILER_SAID,
+        BackendFailedError(COMPILER_SAID),
+        BackendFailedError(full_disk()),
+    ],
+    ids=["full", "quota", "cause", "cause of a cause", "compiler's text", "wrapped text", "wrapped"],
+)
+def test_a_full_disk_is_no_evidence_against_the_candidate(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, blaming_the_candidate():
+        raise error
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong shape"), full_disk(errno.ENOENT), caused_by(ValueError("x"))])
+def test_other_errors_are_the_candidates(error: Exception) -> None:
+    with pytest.raises(CandidateError) as caught, blaming_the_candidate():
+        raise error
+    assert caught.value.cause is error
+
+
+def test_errors_that_refer_to_each_other_are_looked_through_once() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__context__, second.__context__ = second, first
+    with pytest.raises(CandidateError), blaming_the_candidate():
+        raise first
+
+
+@pytest.mark.parametrize("error", [full_disk(), MemoryError("no more")])
+def test_a_suite_on_a_machine_that_is_full_is_an_error_and_not_a_failed_model(error: Exception) -> None:
+    def suite() -> SuiteEvidence:
+        with blaming_the_candidate():
+            raise error
+
+    assert measured(Suite.SPEED, suite).outcome is Outcome.ERROR
