@@ -33,16 +33,15 @@ ALL_FIVE = (
     "fixed_size compiled",
 )
 COLD_STARTS = 3
-EAGER_AND_FIXED = ("upstream eager", "fixed_size eager", "fixed_size compiled")
 
 CONTESTS: Mapping[str, Contest] = {
     "tiny.mean": Contest(model="tiny", contestants=ALL_FIVE, context_steps=512, horizon_steps=320, rounds=40),
     "tiny.samples": Contest(
-        model="tiny", contestants=EAGER_AND_FIXED, context_steps=512, horizon_steps=320, samples=128, rounds=8
+        model="tiny", contestants=ALL_FIVE, context_steps=512, horizon_steps=320, samples=128, rounds=8
     ),
     "base.mean": Contest(model="base", contestants=ALL_FIVE, context_steps=512, horizon_steps=320, rounds=12),
     "base.samples": Contest(
-        model="base", contestants=EAGER_AND_FIXED, context_steps=512, horizon_steps=320, samples=32, rounds=3
+        model="base", contestants=ALL_FIVE, context_steps=512, horizon_steps=320, samples=32, rounds=3
     ),
 }
 
