@@ -38,6 +38,9 @@ def main(behaviour: str, request_path: Path, result_path: Path) -> int:  # noqa:
             os.kill(os.getpid(), signal.SIGKILL)
         case "garbage":
             result_path.write_text("{ not json")
+        case "link":
+            result_path.symlink_to("/etc/hostname")
+            (Path(request["work_folder"]) / "group.log").symlink_to("/etc/hostname")
         case "other cell":
             write(result_path, result(request, suites) | {"cell": "another/one/default"})
         case "half":

@@ -7,9 +7,10 @@ import pytest
 
 from tests.runtimes.stub_runtime import StubRuntime, prepared
 from tests.verdict.sample_cells import cell_request
-from toto_compat.evidence.schema import CellRequest, CellResult
+from toto_compat.evidence.schema import CellRequest, CellResult, Provenance
 from toto_compat.matrix.schema import Device, Limits, Suite
-from toto_compat.runtimes.cell_process import LOG_FILE, bytes_of
+from toto_compat.runtimes import cell_process
+from toto_compat.runtimes.cell_process import LOG_FILE, RESULT_FILE, ProcessEnd, bytes_of, collect_result
 
 
 def request(*, minutes: float = 5, memory: str = "8g", device: Device = Device.CPU) -> CellRequest:
@@ -66,6 +67,32 @@ def test_a_cell_that_dies_is_a_result_that_says_how(tmp_path: Path, behaviour: s
     assert result.failure.kind == kind
     assert says in result.failure.message
     assert result.evidence == {}
+
+
+@pytest.mark.parametrize(
+    ("left", "says"), [("link", "it is a link"), ("pipe", "not a regular file"), ("folder", "not a regular file")]
+)
+def test_only_a_regular_file_is_read_as_a_result(tmp_path: Path, left: str, says: str) -> None:
+    run("measure", tmp_path)
+    (tmp_path / RESULT_FILE).rename(tmp_path / "elsewhere.json")
+    match left:
+        case "link":
+            (tmp_path / RESULT_FILE).symlink_to(tmp_path / "elsewhere.json")
+        case "pipe":
+            os.mkfifo(tmp_path / RESULT_FILE)
+        case "folder":
+            (tmp_path / RESULT_FILE).mkdir()
+    result = collect_result(request(), tmp_path, ProcessEnd(code=0), Provenance())
+    assert result.evidence == {}
+    assert result.failure is not None
+    assert says in result.failure.message
+
+
+def test_a_result_too_large_to_be_one_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell_process, "_LARGEST_RESULT", 10)
+    result, _ = run("measure", tmp_path)
+    assert result.failure is not None
+    assert "it is larger than" in result.failure.message
 
 
 def test_last_lines_of_a_dead_cell_are_kept(tmp_path: Path) -> None:

@@ -11,10 +11,19 @@ import pytest
 
 from tests.runtimes import stub_cell
 from tests.runtimes.containers import SMALL, SMALL_ENVIRONMENT, SMALL_LIMITS, make_small_project
+from tests.verdict.sample_cells import GATES
 from toto_compat.errors import EnvironmentBuildError
-from toto_compat.evidence.schema import CacheRequest, CellRequest, CellResult, Failure, Provenance
+from toto_compat.evidence.schema import (
+    CacheRequest,
+    CellRequest,
+    CellResult,
+    Failure,
+    Outcome,
+    Provenance,
+    SuiteEvidence,
+)
 from toto_compat.matrix.schema import CsvSeries, Device, Environment, Limits, Profile, Suite, Workload
-from toto_compat.runtimes.cell_process import ProcessEnd
+from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE, RESULT_FILE, ProcessEnd
 from toto_compat.runtimes.docker import (
     CpuShares,
     DockerRuntime,
@@ -25,9 +34,10 @@ from toto_compat.runtimes.docker import (
     judge_end,
 )
 from toto_compat.runtimes.docker_image import ensure_image
-from toto_compat.runtimes.docker_run import CELL_FOLDER, ContainerEnd
+from toto_compat.runtimes.docker_run import CELL_FOLDER, ContainerEnd, ContainerJob, mounts_of
 from toto_compat.runtimes.engine import EngineFacts
 from toto_compat.runtimes.seam import PreparedEnvironment
+from toto_compat.verdict.gates import Status, judge
 
 CPU = Environment(torch="2.13.0", build="cpu")
 CUDA = Environment(torch="2.13.0", build="cu130")
@@ -64,13 +74,31 @@ def test_a_users_files_are_seen_under_paths_of_the_container(tmp_path: Path) -> 
         csv=CsvSeries(path=f"{tmp_path}/prices.csv", time_column="t", value_columns=("v",)),
         checkpoint_folder=f"{tmp_path}/weights",
     )
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
     inside, inputs = as_seen_inside(request, copy=False)
     assert inside.work_folder == f"{CELL_FOLDER}/work"
     assert inside.cache.source == f"{inputs[tmp_path / 'mine.py']}:Cache"
     assert inside.csv is not None
     assert inside.csv.path == inputs[tmp_path / "prices.csv"]
-    assert inside.checkpoint_folder == inputs[tmp_path / "weights"]
+    assert inputs[tmp_path / "weights" / "config.json"] == f"{inside.checkpoint_folder}/config.json"
     assert str(tmp_path) not in inside.model_dump_json()
+
+
+def test_a_hubs_checkpoint_of_links_is_mounted_as_the_files_they_stand_for(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for blob, name in (("aa11", "config.json"), ("bb22", "model.safetensors")):
+        (blobs / blob).write_text(name)
+        (snapshot / name).symlink_to(f"../../blobs/{blob}")
+    (snapshot / "gone.json").symlink_to("../../blobs/gone")
+    inside, inputs = as_seen_inside(request_of(checkpoint_folder=str(snapshot)), copy=False)
+    job = ContainerJob("image", ("true",), tmp_path, tmp_path, inputs=inputs)
+    mounted = {mount["Target"]: mount["Source"] for mount in mounts_of(job)}
+    assert mounted[f"{inside.checkpoint_folder}/config.json"] == str(blobs / "aa11")
+    assert mounted[f"{inside.checkpoint_folder}/model.safetensors"] == str(blobs / "bb22")
+    assert f"{inside.checkpoint_folder}/gone.json" not in mounted
 
 
 def test_cells_in_containers_share_the_quiet_lock(tmp_path: Path) -> None:
@@ -112,6 +140,25 @@ def test_what_is_already_known_about_the_end_is_kept(kind: Literal["out_of_memor
     own = Failure(kind=kind, message="as the cell said")
     judged = judge_end(result_of(request, own), ContainerEnd(ProcessEnd(code=137), out_of_memory=True), request)
     assert judged.failure == own
+
+
+def test_a_forecast_that_raised_after_a_child_was_killed_for_memory_decides_nothing() -> None:
+    request = request_of()
+    raised = SuiteEvidence(
+        suite=Suite.RECOMPILE,
+        outcome=Outcome.MODEL_FAILED,
+        failure=Failure(kind="exception", message="A compilation subprocess exited unexpectedly"),
+    )
+    result = result_of(request).model_copy(update={"evidence": {Suite.RECOMPILE: raised}})
+    assert judge(result, GATES).verdict is Status.FAIL
+    judged = judge_end(result, ContainerEnd(ProcessEnd(code=0), out_of_memory=True), request)
+    found = judged.evidence[Suite.RECOMPILE]
+    assert found.outcome is Outcome.ERROR
+    assert found.failure is not None
+    assert found.failure.kind == "out_of_memory"
+    assert "exited unexpectedly" in found.failure.message
+    assert judge(judged, GATES).verdict is Status.INCONCLUSIVE
+    assert judge_end(result, ContainerEnd(ProcessEnd(code=0)), request) == result
 
 
 def test_a_lost_engine_is_an_error_of_the_environment() -> None:
@@ -255,3 +302,40 @@ def test_however_a_cell_ends_there_is_a_result(
     assert result.failure.kind == kind
     assert message in result.failure.message
     assert json.loads(result.model_dump_json())["failure"]["kind"] == kind
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(("copy", "message"), [(False, "it is a link"), (True, "left no result file")])
+def test_a_link_in_the_place_of_a_result_is_not_followed(
+    stub: tuple[Path, str], tmp_path: Path, copy: bool, message: str
+) -> None:
+    result = run_stub(stub, tmp_path, "link", copy=copy)
+    assert result.failure is not None
+    assert message in result.failure.message
+
+
+@pytest.mark.docker
+def test_a_cell_reaches_neither_its_log_nor_its_lock(stub: tuple[Path, str], tmp_path: Path) -> None:
+    run_stub(stub, tmp_path, "measure")
+    assert (tmp_path / "cell" / LOG_FILE).exists()
+    assert {path.name for path in (tmp_path / "cell" / INSIDE).iterdir()} == {"request.json", RESULT_FILE, "work"}
+
+
+@pytest.mark.docker
+def test_a_container_that_the_engine_refuses_is_a_result_of_that_cell(stub: tuple[Path, str], tmp_path: Path) -> None:
+    source, _ = stub
+    result = run_stub((source, "toto-compat/nobody-has-this:1"), tmp_path, "measure")
+    assert result.failure is not None
+    assert result.failure.kind == "environment"
+    assert "No such image" in result.failure.message
+
+
+@pytest.mark.docker
+def test_a_probe_that_the_engine_refuses_is_an_error_of_its_environment_alone(
+    stub: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path))
+    source, _ = stub
+    runtime = DockerRuntime(source, "hash", limits=SMALL_LIMITS)
+    with pytest.raises(EnvironmentBuildError, match=f"{SMALL}: the engine refuses a container"):
+        runtime.probe(SMALL, SMALL_ENVIRONMENT, "toto-compat/nobody-has-this:1", Device.CPU, lambda _: None)

@@ -1,14 +1,20 @@
 """Images are named by what is in them, built offline from locks, and a failed build leaves nothing."""
 
 import configparser
+import errno
 import io
 import os
 import tarfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
+import requests
 from docker.models.images import Image
 
 from tests.runtimes.containers import (
@@ -17,19 +23,21 @@ from tests.runtimes.containers import (
     SmallProject,
     make_small_project,
 )
-from toto_compat.errors import EnvironmentBuildError
+from toto_compat.errors import EngineError, EnvironmentBuildError, StorageError
 from toto_compat.runtimes import docker_image
 from toto_compat.runtimes.docker_image import (
     BaseImage,
     ImagePlan,
     blame_build,
+    current_tags,
     ensure_image,
     own_images,
+    own_tags,
     pip_settings,
     resolve_base,
     tar_stream,
 )
-from toto_compat.runtimes.engine import local_image
+from toto_compat.runtimes.engine import EngineFacts, local_image
 from toto_compat.runtimes.locks import Lock, LockedPackage
 from toto_compat.runtimes.wheelhouse import wheel_path
 
@@ -144,6 +152,52 @@ def test_a_wheel_whose_hash_does_not_match_stops_the_build(
 
 
 @pytest.mark.docker
+def test_a_wheel_that_vanishes_while_it_is_sent_is_no_lost_engine(
+    client: docker.DockerClient,
+    project: SmallProject,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(docker_image, "fetch_wheels", lambda *_: None)
+    monkeypatch.setattr(docker_image, "verify_wheels", lambda _: None)
+    wheel_path(project.lock.packages[1]).unlink()
+    with pytest.raises(EnvironmentBuildError, match="cannot be read: No such file") as caught:
+        ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
+    assert "toto-compat fetch" in caught.value.hint
+    assert images_of(client, project) == []
+
+
+@pytest.mark.docker
+def test_an_online_build_broken_off_leaves_no_stage_with_pips_settings(
+    client: docker.DockerClient,
+    project: SmallProject,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base = resolve_base(client, "registry.invalid/nothing:here", "3.11", quiet)
+    monkeypatch.setattr(docker_image, "resolve_base", lambda *_: base)
+    # a label of its own: the stages of the machine's real images are not this test's to remove
+    label = "toto-compat-broken-off"
+    dockerfile = project.folder / "Dockerfile"
+    dockerfile.write_text(dockerfile.read_text().replace("LABEL toto-compat=", f"LABEL {label}="))
+    monkeypatch.setattr(docker_image, "LABEL", label)
+    monkeypatch.setattr(docker_image, "_COLOUR", CtrlC("COPY toto"))
+    with pytest.raises(KeyboardInterrupt):
+        ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet, online=True)
+    assert client.api.images(filters={"label": label}, all=True) == []
+
+
+class CtrlC:
+    """Presses it when the build says certain words."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def sub(self, _: str, text: str) -> str:
+        if self._words in text:
+            raise KeyboardInterrupt
+        return text
+
+
+@pytest.mark.docker
 @pytest.mark.parametrize(
     ("step", "message"),
     [
@@ -236,6 +290,69 @@ def test_an_online_build_gets_index_and_certificates_but_no_folder_of_this_machi
     assert found == b"certificate"
 
 
+def test_an_online_build_gets_the_environments_own_index_where_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\nextra-index-url = https://other.example/simple\n")
+    for variable in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    with answering_index() as index:
+        environment = SMALL_ENVIRONMENT.model_copy(update={"index": index})
+        context = dict(docker_image._context(plan_of(), environment, online=True))
+    sent = configparser.ConfigParser(interpolation=None)
+    sent.read_string(bytes(context["pip/pip.conf"]).decode())
+    assert sent["global"]["extra-index-url"] == f"https://other.example/simple {index}"
+    context = dict(docker_image._context(plan_of(), environment, online=True))
+    assert index not in bytes(context["pip/pip.conf"]).decode()
+
+
+@contextmanager
+def answering_index() -> Iterator[str]:
+    class Answers(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/whl/cpu"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (requests.exceptions.ConnectionError("reset"), EngineError),
+        (OSError(errno.ENOSPC, "No space left on device"), StorageError),
+        (EnvironmentBuildError("a step failed"), EnvironmentBuildError),
+    ],
+    ids=["Ctrl-C", "engine", "this machine's disk", "step"],
+)
+def test_stages_with_pips_settings_go_however_an_online_build_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: BaseException, told: type[BaseException]
+) -> None:
+    def fail(*_: object) -> None:
+        raise broken
+
+    dropped: list[str] = []
+    monkeypatch.setattr(docker_image, "engine_facts", lambda _: EngineFacts("1", 1, 0, (), (), "", None))
+    monkeypatch.setattr(docker_image, "_stream_build", fail)
+    monkeypatch.setattr(docker_image, "_drop_stages", lambda _, *values, **__: dropped.extend(values))
+    client: Any = None
+    with pytest.raises(told):
+        docker_image._build(client, plan_of(), SMALL_ENVIRONMENT, quiet, tmp_path / "log", rebuild=False, online=True)
+    assert {"stage-toto", "stage-torch"} <= set(dropped)
+
+
 def test_a_full_disk_in_a_build_is_told_as_one() -> None:
     error = blame_build(plan_of(), ["write /opt/x: no space left on device"], Path("log"))
     assert "disk is full" in error.message
@@ -245,3 +362,41 @@ def test_a_full_disk_in_a_build_is_told_as_one() -> None:
 @pytest.mark.docker
 def test_local_image_of_a_name_nobody_has_is_none(client: docker.DockerClient) -> None:
     assert local_image(client, "toto-compat/nobody-has-this:1") is None
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("name", ["Not A Name", ""])
+def test_a_name_that_is_none_is_blamed_on_its_environment(client: docker.DockerClient, name: str) -> None:
+    with pytest.raises(EnvironmentBuildError, match="refuses the image name") as caught:
+        local_image(client, name)
+    assert "base_image" in caught.value.hint
+
+
+@pytest.mark.docker
+def test_an_environment_with_a_bad_image_name_does_not_hide_the_others(
+    client: docker.DockerClient, project: SmallProject
+) -> None:
+    bad = SMALL_ENVIRONMENT.model_copy(update={"base_image": "Not A Name"})
+    with pytest.raises(EnvironmentBuildError, match="refuses the image name"):
+        ensure_image(client, SMALL, bad, quiet)
+    assert current_tags(client, {SMALL: bad}) == set()
+    (tag,) = current_tags(client, {SMALL: SMALL_ENVIRONMENT})
+    assert tag.startswith(f"toto-compat/{SMALL}:")
+
+
+@pytest.mark.docker
+def test_an_image_that_somebody_built_on_ours_is_not_ours(client: docker.DockerClient, project: SmallProject) -> None:
+    plan, image = ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
+    image.tag("somebody/elses-name", "1")
+    container = client.containers.create(str(image.id), ["true"])
+    try:
+        built_on_it = container.commit("somebody/built-on-it", "1")
+    finally:
+        container.remove()
+    try:
+        assert built_on_it.labels["toto-compat"] == "environment"
+        assert [one.id for one in images_of(client, project)] == [image.id]
+        assert own_tags(client.images.get(str(image.id))) == [plan.tag]
+    finally:
+        client.images.remove("somebody/built-on-it:1")
+        client.images.remove("somebody/elses-name:1")

@@ -1,12 +1,14 @@
 """What a cell's container may do, how it ends, and that nothing of it stays: asked from inside real containers."""
 
 import contextlib
+import io
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from docker.models.containers import Container
 
 from tests.runtimes.containers import (
     REPOSITORY,
@@ -24,6 +27,7 @@ from tests.runtimes.containers import (
     job_of,
     make_small_project,
 )
+from toto_compat.errors import EnvironmentBuildError
 from toto_compat.runtimes.cell_process import LOG_FILE
 from toto_compat.runtimes.docker_image import ensure_image
 from toto_compat.runtimes.docker_run import (
@@ -33,11 +37,14 @@ from toto_compat.runtimes.docker_run import (
     ContainerEnd,
     ContainerJob,
     Containers,
+    _pack,
     container_environment,
     gpu_request,
     invoking_identity,
     remove_leftovers,
+    runner_label,
     runner_lives,
+    unpack,
 )
 from toto_compat.runtimes.engine import open_client
 
@@ -262,6 +269,15 @@ def test_a_timeout_kills_and_keeps_the_log(client: docker.DockerClient, image: s
     assert own_containers(client) == []
 
 
+def test_a_timeout_needs_none_of_the_connection(
+    client: docker.DockerClient, image: str, cell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over ssh, where a request waits for ever."""
+    monkeypatch.setattr(Container, "wait", lambda self, **_: self.client.api.wait(self.id))
+    end, _ = run(client, job_of(image, cell, "import signal; signal.pause()", timeout=2.0))
+    assert end.process.timed_out
+
+
 EAT = "x = bytearray(1)\nwhile True: x += bytes(2**20)\n"
 
 
@@ -297,6 +313,22 @@ def test_stop_ends_what_runs_and_lets_nothing_start(client: docker.DockerClient,
     thread.join(60)
     assert ends[0].process.stopped
     assert containers.run(job, lambda _: None).process.stopped
+    assert own_containers(client) == []
+
+
+def test_a_stop_just_before_the_start_ends_the_container(
+    client: docker.DockerClient, image: str, cell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    containers = Containers(client)
+    start = Container.start
+
+    def start_late(container: Container) -> None:
+        containers.stop()
+        start(container)
+
+    monkeypatch.setattr(Container, "start", start_late)
+    end = containers.run(job_of(image, cell, "import signal; signal.pause()"), lambda _: None)
+    assert end.process.stopped
     assert own_containers(client) == []
 
 
@@ -348,12 +380,14 @@ def test_a_container_ends_with_its_runner_even_if_that_is_killed(
 
 
 def test_only_dead_runners_of_this_machine_leave_leftovers() -> None:
-    from toto_compat.runtimes.docker_run import runner_label
-
-    host, _, rest = runner_label().partition(":")
+    host, pid, start, namespace = runner_label().split(":", 3)
     assert runner_lives(runner_label())
-    assert not runner_lives(f"{host}:{rest.split(':')[0]}:1")  # the number is used again by a younger process
+    assert not runner_lives(f"{host}:{pid}:1:{namespace}")  # the number is used again by a younger process
     assert runner_lives("another-machine:1:1")
+    assert runner_lives(f"{host}:{pid}:1:pid:[1]")  # in a container on this machine, whose numbers mean others here
+    assert runner_lives(f"{host}:{pid}:{start}")  # as earlier releases wrote it
+    assert not runner_lives(f"{host}:{pid}:1")
+    assert runner_lives("no label of ours")
 
 
 def test_an_engine_that_goes_away_is_told_as_that(
@@ -371,12 +405,53 @@ def test_an_engine_that_goes_away_is_told_as_that(
         client.containers.get(name).remove(force=True)
 
 
+def test_a_connection_that_breaks_while_waiting_is_no_end(
+    client: docker.DockerClient, image: str, cell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CuttableSocket(Path("/var/run/docker.sock"), tmp_path / "cut.sock") as cuttable:
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{cuttable.path}")
+        script = (
+            "import pathlib, sys, time\nprint('running', flush=True)\n"
+            "while not pathlib.Path('go').exists(): time.sleep(0.05)\nsys.exit(7)\n"
+        )
+
+        def break_once(_: str) -> None:
+            until(lambda: cuttable.connections(b"/wait"))
+            cuttable.drop(cuttable.connections(b"/wait"))
+            until(lambda: len(cuttable.connections(b"/wait")) == 2)
+            (cell / "go").touch()
+
+        end = Containers(open_client(timeout=20)).run(job_of(image, cell, script), break_once)
+    assert end.process.code == 7
+    assert not end.process.timed_out
+    assert not end.lost
+    assert own_containers(client) == []
+
+
+def test_a_cell_that_ends_because_all_connections_broke_is_not_blamed_for_it(
+    client: docker.DockerClient, image: str, cell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CuttableSocket(Path("/var/run/docker.sock"), tmp_path / "cut.sock") as cuttable:
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{cuttable.path}")
+
+        def break_all(_: str) -> None:
+            until(lambda: cuttable.connections(b"/wait"))
+            cuttable.drop(cuttable.connections(b""))
+
+        job = job_of(image, cell, "import signal; print('running', flush=True); signal.pause()")
+        end = Containers(open_client(timeout=20)).run(job, break_all)
+    assert "the connection to the engine broke" in end.lost
+    assert not end.process.timed_out
+    assert own_containers(client) == []
+
+
 class CuttableSocket:
     """Stands before the engine's socket and can be cut: the engine is gone, as far as its client can tell."""
 
     def __init__(self, engine: Path, path: Path) -> None:
         self._engine, self.path = engine, path
         self._sockets: list[socket.socket] = []
+        self._passed: list[tuple[bytes, socket.socket]] = []  # what came through, with the side it came from
         self._listening = socket.socket(socket.AF_UNIX)
 
     def __enter__(self) -> "CuttableSocket":
@@ -395,6 +470,16 @@ class CuttableSocket:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
+    def connections(self, words: bytes) -> list[socket.socket]:
+        """Those with these words in a request that came through."""
+        return [side for data, side in self._passed if words in data.split(b"\r\n")[0]]
+
+    @staticmethod
+    def drop(connections: list[socket.socket]) -> None:
+        for one in connections:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def _accept(self) -> None:
         while True:
             try:
@@ -407,10 +492,10 @@ class CuttableSocket:
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
 
-    @staticmethod
-    def _pump(source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         try:
             while data := source.recv(65536):
+                self._passed.append((data, source))
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:
@@ -447,10 +532,51 @@ def test_where_binds_cannot_work_files_are_copied_in_and_out(
 def test_a_folder_the_engine_does_not_see_is_an_error_not_an_empty_folder(
     client: docker.DockerClient, image: str, cell: Path
 ) -> None:
-    from toto_compat.errors import EngineError
-
     job = job_of(image, cell, "", inputs={cell / "not-there": "/toto-compat/inputs/0/x"})
-    with pytest.raises(EngineError, match="bind source path does not exist") as caught:
+    with pytest.raises(EnvironmentBuildError, match="bind source path does not exist") as caught:
         Containers(client).run(job, lambda _: None)
     assert "TOTO_COMPAT_DOCKER_FILES=copy" in caught.value.hint
     assert own_containers(client) == []
+
+
+def test_what_is_copied_in_holds_files_in_the_place_of_links(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_text("weights")
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to("../blob")
+    packed = _pack(tmp_path / "snapshot", "inputs/0", (0, 0))
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        content = archive.extractfile("inputs/0/model.safetensors")
+        assert content is not None
+        assert content.read() == b"weights"
+        assert archive.getmember("inputs/0/model.safetensors").isreg()
+
+
+def test_only_files_and_folders_are_copied_out(client: docker.DockerClient, image: str, cell: Path) -> None:
+    script = (
+        "import os, pathlib\nos.symlink('/etc/passwd', 'link')\nos.symlink('/', 'root')\nos.mkfifo('pipe')\n"
+        "pathlib.Path('sub').mkdir()\npathlib.Path('sub/file').write_text('left')\n"
+    )
+    end, lines = run(client, job_of(image, cell, script, copy=True))
+    assert end.process.code == 0, lines
+    assert (cell / "sub" / "file").read_text() == "left"
+    assert {path.name for path in cell.iterdir()} == {"script.py", "sub", LOG_FILE}
+
+
+def test_a_damaged_archive_is_told_and_no_traceback(
+    client: docker.DockerClient, image: str, cell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Container, "get_archive", lambda *_: (iter([b"not a tar archive" * 100]), {}))
+    with pytest.raises(EnvironmentBuildError, match="cannot be copied out"):
+        run(client, job_of(image, cell, "", copy=True))
+    assert own_containers(client) == []
+
+
+def test_nothing_is_unpacked_beside_the_folder(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("cell/../../escaped"))
+    buffer.seek(0)
+    (tmp_path / "cell").mkdir()
+    with pytest.raises(tarfile.TarError):
+        unpack(buffer, tmp_path / "cell")
+    assert list(tmp_path.iterdir()) == [tmp_path / "cell"]

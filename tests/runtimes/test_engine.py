@@ -3,6 +3,8 @@
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from toto_compat.runtimes.engine import (
     check_disk,
     check_gpu,
     engine_endpoint,
+    engine_facts,
     open_client,
     wheel_runs_on,
 )
@@ -107,6 +110,26 @@ def test_a_gpu_without_nvidia_runtime_is_blamed_on_the_engine() -> None:
 
 def test_an_engine_with_cdi_devices_needs_no_nvidia_runtime() -> None:
     check_gpu("e", CUDA, Device.CUDA, facts(runtimes=("runc",), cdi_devices=("nvidia.com/gpu=0",)), [RTX_5090])
+
+
+def test_an_engine_that_only_says_where_it_looks_for_cdi_devices_is_left_to_the_probe() -> None:
+    info = {"Runtimes": {"runc": {}}, "CDISpecDirs": ["/etc/cdi", "/var/run/cdi"]}
+    client: Any = SimpleNamespace(info=lambda: info, api=SimpleNamespace(base_url="https://elsewhere:2376"))
+    found = engine_facts(client)
+    assert found.uses_cdi
+    check_gpu("e", CUDA, Device.CUDA, found, [RTX_5090])
+
+
+@pytest.mark.parametrize("described", ["nvidia.com/gpu", "vendor.com/other"])
+def test_on_this_machine_the_descriptions_tell_whether_cdi_has_gpus(tmp_path: Path, described: str) -> None:
+    (tmp_path / "devices.yaml").write_text(f"cdiVersion: 0.5.0\nkind: {described}\n", encoding="utf-8")
+    info = {"Runtimes": {"runc": {}}, "CDISpecDirs": [str(tmp_path), str(tmp_path / "missing")]}
+    client: Any = SimpleNamespace(info=lambda: info, api=SimpleNamespace(base_url="http+docker://localhost"))
+    assert engine_facts(client).uses_cdi == (described == "nvidia.com/gpu")
+
+
+def test_where_there_is_an_nvidia_runtime_no_cdi_name_is_used() -> None:
+    assert not facts(cdi_devices=("nvidia.com/gpu=0",), cdi_folders=("/etc/cdi",)).uses_cdi
 
 
 def test_a_driver_too_old_names_the_one_needed() -> None:

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from tests.runtimes.containers import REPOSITORY, SMALL, SMALL_ENVIRONMENT, job_of, make_small_project
-from toto_compat.errors import SelectionError
+from toto_compat.errors import EngineError, SelectionError
 from toto_compat.runtimes.docker_image import ensure_image
 from toto_compat.runtimes.docker_run import container_options, give_to, mounts_of
-from toto_compat.runtimes.shell import docker_command, shell_command
+from toto_compat.runtimes.shell import check_engine_is_here, docker_command, shell_command
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +80,22 @@ def test_an_unknown_environment_is_refused_with_the_names_there_are() -> None:
     run = CliRunner().invoke(shell_command, ["torch-9-cpu", "--matrix", str(REPOSITORY / "matrix.yaml")])
     assert isinstance(run.exception, SelectionError)
     assert "torch-2.13.0-cpu" in run.exception.hint
+
+
+@pytest.mark.parametrize(
+    ("cdi", "words"),
+    [(False, ["--gpus", "device=1"]), (True, ["--device", "nvidia.com/gpu=1"])],
+    ids=["runtime", "CDI"],
+)
+def test_a_gpu_is_asked_for_as_the_engine_hands_it_out(tmp_path: Path, cdi: bool, words: list[str]) -> None:
+    (tmp_path / "cell").mkdir()
+    command = docker_command(job_of("image", tmp_path / "cell", "", gpu="1", cdi=cdi), terminal=False)
+    assert command[command.index(words[0]) :][:2] == words
+    assert ("--gpus" in command) is not cdi
+
+
+def test_a_shell_on_an_engine_elsewhere_is_refused_with_the_next_step() -> None:
+    elsewhere = docker.DockerClient(base_url="tcp://192.0.2.1:2376", version="1.41")  # asks nobody yet
+    with pytest.raises(EngineError, match="needs an engine on this machine") as caught:
+        check_engine_is_here(elsewhere)
+    assert "unset DOCKER_HOST" in caught.value.hint

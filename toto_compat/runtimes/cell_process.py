@@ -1,7 +1,9 @@
 """Runs one cell's process and turns whatever happened to it into a result: no cell is ever lost."""
 
+import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -19,10 +21,12 @@ CELL_COMMAND = ("-m", "toto_compat.cell")
 REQUEST_FILE = "request.json"
 RESULT_FILE = "result.json"
 LOG_FILE = "cell.log"
+INSIDE = "inside"  # of a cell's folder: the part that its container can write to
 
 _LAST_LINES = 25
 _LONGEST_LINE = 400  # in a result; the log has all of it
 _STOP_PATIENCE_SECONDS = 15.0
+_LARGEST_RESULT = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -159,9 +163,32 @@ def collect_result(request: CellRequest, folder: Path, end: ProcessEnd, known: P
     )
 
 
+def read_left_file(path: str | Path, largest: int, *, in_folder: int | None = None, end_only: bool = False) -> bytes:
+    """A file that a cell left. The cell may have put anything there: no link is followed, no pipe waited for, and of a
+    file larger than `largest` bytes there is nothing, or its end. `in_folder` is an open folder that `path` lies in."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, dir_fd=in_folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link", str(path)) from error
+        raise
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if facts.st_size > largest and not end_only:
+            raise OSError(errno.EFBIG, f"it is larger than {largest / 1e6:.0f} MB", str(path))
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            file.seek(max(0, facts.st_size - largest))
+            return file.read(largest)
+    finally:
+        os.close(handle)
+
+
 def _read_result(path: Path, request: CellRequest) -> tuple[CellResult | None, str]:
     try:
-        result = CellResult.model_validate_json(path.read_bytes())
+        result = CellResult.model_validate_json(read_left_file(path, _LARGEST_RESULT))
     except FileNotFoundError:
         return None, "it left no result file"
     except OSError as error:

@@ -22,11 +22,20 @@ from toto_compat.evidence.provenance import (
     RUNTIME_VARIABLE,
     SOURCE_HASH_VARIABLE,
 )
-from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Provenance
+from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Outcome, Provenance, SuiteEvidence
 from toto_compat.evidence.store import utc_now, write_atomically, write_model
 from toto_compat.matrix.schema import Device, Environment, Limits
 from toto_compat.runtimes import probe
-from toto_compat.runtimes.cell_process import CELL_COMMAND, REQUEST_FILE, RESULT_FILE, ProcessEnd, collect_result
+from toto_compat.runtimes.cell_process import (
+    CELL_COMMAND,
+    INSIDE,
+    LOG_FILE,
+    REQUEST_FILE,
+    RESULT_FILE,
+    ProcessEnd,
+    collect_result,
+    read_left_file,
+)
 from toto_compat.runtimes.docker_image import ensure_image, plan_image
 from toto_compat.runtimes.docker_run import (
     CELL_FOLDER,
@@ -55,6 +64,7 @@ from toto_compat.runtimes.source import cache_folder
 
 _PROBE_INSIDE = f"{INPUT_FOLDER}/probe/probe.py"
 _PROBE_SECONDS = 600.0  # on a loaded machine a first compile takes minutes
+_LARGEST_ANSWER = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -133,30 +143,33 @@ class DockerRuntime:
         answer: dict[str, Any] = {}
         for copy in attempts:
             with scratch_folder() as folder:
+                inside = folder / INSIDE
+                inside.mkdir()
                 nonce = secrets.token_hex(16)
-                (folder / NONCE_FILE).write_text(nonce)
+                (inside / NONCE_FILE).write_text(nonce)
                 job = ContainerJob(
                     image=image,
                     command=(PYTHON, "-I", _PROBE_INSIDE, ANSWER_FILE),
                     inputs={Path(probe.__file__).resolve(): _PROBE_INSIDE},
-                    folder=folder,
+                    folder=inside,
+                    log=folder / LOG_FILE,
                     source=self._source,
                     environment={"TORCHINDUCTOR_CACHE_DIR": f"{CELL_FOLDER}/inductor"},
                     limits=self._limits,
                     cpuset=self._cpus.some(self._limits.cpus),
                     gpu=gpu,
-                    cdi=self._cdi,
+                    cdi=self._facts.uses_cdi,
                     labels={"toto-compat.environment": name},
                     timeout=_PROBE_SECONDS,
                     copy=copy,
                 )
                 try:
                     end = self._containers.run(job, lambda _: None)
-                except EngineError as error:
+                except EnvironmentBuildError as error:
                     if not copy and len(attempts) > 1 and "bind source path does not exist" in error.message:
                         continue
-                    raise
-                answer = read_answer(folder / ANSWER_FILE)
+                    raise EnvironmentBuildError(f"{name}: {error.message}", hint=error.hint) from error
+                answer = read_answer(inside / ANSWER_FILE)
             if answer.get("ok", {}).get("nonce") == nonce:
                 check_answer(name, environment, device, answer)
                 if copy:
@@ -175,10 +188,6 @@ class DockerRuntime:
         facts += [invoking_identity().user, os.environ.get("TOTO_COMPAT_DOCKER_FILES", ""), _boot()]
         return cache_folder() / "probes" / f"{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:24]}.json"
 
-    @property
-    def _cdi(self) -> bool:
-        return "nvidia" not in self._facts.runtimes and bool(self._facts.cdi_devices)
-
     def run_cell(
         self,
         prepared: PreparedEnvironment,
@@ -191,15 +200,18 @@ class DockerRuntime:
         started = utc_now()
         image = self._images[prepared.lock]
         copy = self._probed[prepared.lock].copy
-        inside, inputs = as_seen_inside(request, copy=copy)
-        (folder / "work").mkdir(exist_ok=True)
-        write_model(folder / REQUEST_FILE, inside)
+        seen, inputs = as_seen_inside(request, copy=copy)
+        # the log and the lock of `folder` stay out of the cell's reach: this process opens them by name
+        inside = folder / INSIDE
+        (inside / "work").mkdir(parents=True, exist_ok=True)
+        write_model(inside / REQUEST_FILE, seen)
         on_gpu = request.device is Device.CUDA
         with self._cpus.taken(request.limits.cpus) as cpuset:
             job = ContainerJob(
                 image=image,
                 command=(PYTHON, *self._command, f"{CELL_FOLDER}/{REQUEST_FILE}", f"{CELL_FOLDER}/{RESULT_FILE}"),
-                folder=folder,
+                folder=inside,
+                log=folder / LOG_FILE,
                 source=self._source,
                 inputs=inputs,
                 environment={
@@ -211,15 +223,15 @@ class DockerRuntime:
                 limits=request.limits,
                 cpuset=cpuset,
                 gpu=(gpu or first_gpu()) if on_gpu else None,
-                cdi=self._cdi,
+                cdi=self._facts.uses_cdi,
                 labels={"toto-compat.environment": prepared.name, "toto-compat.cell": request.cell},
                 timeout=request.profile.timeout_minutes * 60,
                 copy=copy,
             )
             try:
                 end = self._containers.run(job, on_line)
-            except EngineError as error:
-                # a start that the engine refuses: this cell's trouble, the others may go on
+            except (EngineError, EnvironmentBuildError) as error:
+                # a container that the engine refuses: this cell's trouble, the others may go on
                 end = ContainerEnd(ProcessEnd(code=-1), lost=str(error))
         known = Provenance(
             torch=prepared.environment.torch,
@@ -230,7 +242,7 @@ class DockerRuntime:
             started=started,
             finished=utc_now(),
         )
-        return judge_end(collect_result(request, folder, end.process, known), end, request)
+        return judge_end(collect_result(request, inside, end.process, known), end, request)
 
     def stop(self) -> None:
         self._containers.stop()
@@ -244,18 +256,27 @@ def judge_end(result: CellResult, end: ContainerEnd, request: CellRequest) -> Ce
     if end.lost:
         failure = Failure(kind="environment", message=end.lost, last_lines=end.process.last_lines)
         return result.model_copy(update={"failure": failure})
+    if not end.out_of_memory:
+        return result
+
+    def out_of_memory(failure: Failure | None, last_lines: tuple[str, ...]) -> Failure:
+        then = f" (then: {failure.message})" if failure else ""
+        message = f"a process was killed at {request.limits.memory}: raise limits.memory in matrix.yaml{then}"
+        return Failure(kind="out_of_memory", message=message, last_lines=last_lines)
+
+    def without_blame(evidence: SuiteEvidence) -> SuiteEvidence:
+        """A forecast that raised may only have missed the process that was killed: no evidence against the cache."""
+        if evidence.outcome is not Outcome.MODEL_FAILED:
+            return evidence
+        failure = out_of_memory(evidence.failure, evidence.failure.last_lines if evidence.failure else ())
+        return evidence.model_copy(update={"outcome": Outcome.ERROR, "failure": failure})
+
+    changes: dict[str, Any] = {"evidence": {suite: without_blame(one) for suite, one in result.evidence.items()}}
     failures = [result.failure, *(evidence.failure for evidence in result.evidence.values())]
-    told = any(failure is not None and failure.kind in ("out_of_memory", "interrupted") for failure in failures)
-    if end.out_of_memory and not told:
+    if not any(failure is not None and failure.kind in ("out_of_memory", "interrupted") for failure in failures):
         # the cell may have gone on as if nothing had happened, or have waited for a dead compile worker
-        then = f" (then: {result.failure.message})" if result.failure else ""
-        failure = Failure(
-            kind="out_of_memory",
-            message=f"a process was killed at {request.limits.memory}: raise limits.memory in matrix.yaml{then}",
-            last_lines=end.process.last_lines,
-        )
-        return result.model_copy(update={"failure": failure})
-    return result
+        changes["failure"] = out_of_memory(result.failure, end.process.last_lines)
+    return result.model_copy(update=changes)
 
 
 def as_seen_inside(request: CellRequest, *, copy: bool) -> tuple[CellRequest, dict[Path, str]]:
@@ -272,7 +293,11 @@ def as_seen_inside(request: CellRequest, *, copy: bool) -> tuple[CellRequest, di
     if request.csv is not None:
         changes["csv"] = request.csv.model_copy(update={"path": mounted(Path(request.csv.path))})
     if request.checkpoint_folder is not None:
-        changes["checkpoint_folder"] = mounted(Path(request.checkpoint_folder))
+        # file by file: in a hub's folder each is a link to a file elsewhere in the hub's cache
+        changes["checkpoint_folder"] = f"{INPUT_FOLDER}/checkpoint"
+        for path in sorted(Path(request.checkpoint_folder).iterdir()):
+            if path.is_file():
+                inputs[path] = f"{INPUT_FOLDER}/checkpoint/{path.name}"
     if request.quiet_lock is not None:
         changes["quiet_lock"] = None if copy else f"{INPUT_FOLDER}/quiet/lock"
         if not copy:
@@ -289,7 +314,7 @@ def as_seen_inside(request: CellRequest, *, copy: bool) -> tuple[CellRequest, di
 
 def read_answer(path: Path) -> dict[str, Any]:
     try:
-        answer = json.loads(path.read_text(encoding="utf-8"))
+        answer = json.loads(read_left_file(path, _LARGEST_ANSWER))
     except (OSError, ValueError):
         return {}
     return answer if isinstance(answer, dict) else {}

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ import click
 import docker
 import docker.errors
 import requests
+import urllib3.exceptions
 from docker.models.images import Image
 
-from toto_compat.errors import EngineError, EnvironmentBuildError
+from toto_compat.errors import EngineError, EnvironmentBuildError, StorageError
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Environment
 from toto_compat.runtimes.engine import (
@@ -49,12 +51,14 @@ from toto_compat.runtimes.locks import (
 from toto_compat.runtimes.pythons import find_python
 from toto_compat.runtimes.seam import OnLine
 from toto_compat.runtimes.source import cache_folder
-from toto_compat.runtimes.venv import build_lock
+from toto_compat.runtimes.venv import build_lock, index_answers
 from toto_compat.runtimes.wheelhouse import fetch_hint, fetch_wheels, verify_wheels, wheel_path
 
 OFFLINE_BASE = "toto-compat-base"
 REPOSITORY = "toto-compat"
 _CHUNK = 2**20
+_CANCEL_PATIENCE_SECONDS = 30.0
+_CANCEL_QUIET_SECONDS = 5.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CHATTER = re.compile(r"\s*--->|Removing intermediate container|Step \d+/\d+ : (?!RUN)")
 
@@ -112,8 +116,8 @@ def find_base(client: docker.DockerClient, asked: str, python: str) -> BaseImage
         if image is not None:
             return BaseImage(asked, reference, digest or _identity(image), complete=_is_complete(image, python))
     for image in client.images.list(name=OFFLINE_BASE, filters={"label": f"{LABEL}=base"}):
-        if image.labels.get(f"{LABEL}.python") == python and image.tags:
-            return BaseImage(asked, image.tags[0], str(image.id), complete=True)
+        if image.labels.get(f"{LABEL}.python") == python and own_tags(image):
+            return BaseImage(asked, own_tags(image)[0], str(image.id), complete=True)
     return None
 
 
@@ -246,25 +250,37 @@ def _build(
         verify_wheels(lock.packages)
     say(f"{name}: building {plan.tag} on {plan.base.reference}; output in {log}")
     started = time.monotonic()
-    log.write_bytes(b"")
     arguments = {"BASE_IMAGE": plan.base.reference, "PYTHON_VERSION": lock.python}
     if rebuild:
         arguments["REBUILD"] = uuid.uuid4().hex
     # The system stage alone may need a network, for apt: with it in the cache the rest is built without one.
     system = {"target": "system", "nocache": rebuild, "network_mode": "none" if plan.base.complete else None}
     whole = {"tag": plan.tag, "labels": plan.labels, "network_mode": None if online else "none"}
+    image: Image | None = None
+    broken_off = True
     try:
+        log.write_bytes(b"")
         _stream_build(client, plan, tar_stream(_system_context(plan)), {**system, "buildargs": arguments}, log)
-        context = tar_stream(_context(plan, online=online))
+        context = tar_stream(_context(plan, environment, online=online))
         _stream_build(client, plan, context, {**whole, "buildargs": arguments}, log)
         image = client.images.get(plan.tag)
-    except (requests.exceptions.RequestException, OSError) as error:
-        raise engine_lost(error) from error
+        broken_off = False
     except EnvironmentBuildError:
-        _drop_stages(client, "stage-torch", "stage", *(("stage-toto",) if online else ()))
+        broken_off = False
         raise
-    # An online build had the user's index settings in its stages, which may hold a password.
-    _drop_stages(client, *(("stage-torch", "stage-toto") if online else ("stage-torch",)))
+    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
+        raise engine_lost(error) from error
+    except OSError as error:
+        raise StorageError(
+            f"{log}: cannot be written: {error.strerror}", hint="free space, or set TOTO_COMPAT_CACHE"
+        ) from error
+    finally:
+        # An online build has the user's index settings in its stages, which may hold a password: whatever happened,
+        # they go.
+        stages = ["stage-torch", *(["stage-toto"] if online else []), *(["stage"] if image is None else [])]
+        quiet = _CANCEL_QUIET_SECONDS if online and broken_off else 0.0
+        if not _drop_stages(client, *stages, quiet=quiet) and online:
+            say(f"{name}: stages with your pip settings are still on the engine: `toto-compat images prune`")
     say(f"{name}: image of {image.attrs['Size'] / 1e9:.2f} GB built in {time.monotonic() - started:.0f} s")
     return image
 
@@ -283,7 +299,8 @@ def _stream_build(
             decode=True,
             **options,
         )
-        with log.open("a", encoding="utf-8") as file:
+        # closed at once if this side breaks off: the engine goes on building until then
+        with closing(events), log.open("a", encoding="utf-8") as file:
             for event in events:
                 text = _COLOUR.sub("", str(event.get("error") or event.get("stream") or event.get("status") or ""))
                 file.write(text)
@@ -323,13 +340,27 @@ def blame_build(plan: ImagePlan, last: Sequence[str], log: Path) -> EnvironmentB
     return EnvironmentBuildError(f"{message}:\n    {shown}", hint=f"{advice}all output is in {log}")
 
 
-def _drop_stages(client: docker.DockerClient, *values: str) -> None:
-    """Remove untagged stage images of ours; one that another build uses right now stays."""
-    for value in values:
-        try:
-            client.images.prune(filters={"dangling": True, "label": f"{LABEL}={value}"})
-        except (docker.errors.APIError, requests.exceptions.RequestException):
-            return
+def _drop_stages(client: docker.DockerClient, *values: str, quiet: float = 0.0) -> bool:
+    """Remove untagged stage images of ours; whether all are gone. One that a build uses right now stays.
+
+    With `quiet`, until none was there for so many seconds: the engine finishes the step at which a build was broken
+    off, and what that step made is a stage once more."""
+    last_seen = time.monotonic()
+    deadline = last_seen + _CANCEL_PATIENCE_SECONDS
+    while True:
+        removed, left = False, False
+        for value in values:
+            filters = {"dangling": True, "label": f"{LABEL}={value}"}
+            try:
+                removed |= bool(client.images.prune(filters=filters)["ImagesDeleted"])
+                left |= bool(client.api.images(filters=filters, quiet=True))
+            except requests.exceptions.RequestException:
+                return False
+        now = time.monotonic()
+        last_seen = now if removed or left else last_seen
+        if now - last_seen >= quiet or now >= deadline:
+            return not left
+        time.sleep(0.5)
 
 
 # --- the context ------------------------------------------------------------------------------------------------------
@@ -341,10 +372,10 @@ def _system_context(plan: ImagePlan) -> Iterator[Entry]:
     yield "Dockerfile", plan.dockerfile
 
 
-def _context(plan: ImagePlan, *, online: bool) -> Iterator[Entry]:
+def _context(plan: ImagePlan, environment: Environment, *, online: bool) -> Iterator[Entry]:
     """Dockerfile, locks, and either the wheels or the way to an index."""
     yield "Dockerfile", plan.dockerfile
-    settings, certificates = pip_settings() if online else ("", b"")
+    settings, certificates = pip_settings(environment.index) if online else ("", b"")
     yield "pip/pip.conf", settings.encode()
     yield "pip/ca.crt", certificates
     for layer in LAYERS:
@@ -363,20 +394,27 @@ def tar_stream(entries: Iterator[Entry]) -> Iterator[bytes]:
     """A tar archive as it is read: gigabytes of wheels go through neither memory nor a temporary file."""
     for name, content in entries:
         header = tarfile.TarInfo(name)
-        header.size = len(content) if isinstance(content, bytes) else content.stat().st_size
         header.mode = 0o644
-        yield header.tobuf(tarfile.GNU_FORMAT)
-        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                yield chunk
+        try:
+            header.size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            yield header.tobuf(tarfile.GNU_FORMAT)
+            with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    yield chunk
+        except OSError as error:
+            # left as it is, requests would take it for a broken connection
+            raise EnvironmentBuildError(
+                f"{content!s} cannot be read: {error.strerror}", hint="`toto-compat fetch` gets missing wheels again"
+            ) from error
         yield bytes(-header.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def pip_settings() -> tuple[str, bytes]:
-    """The user's index settings as a pip.conf for a build, and the certificates they need.
+def pip_settings(index: str | None = None) -> tuple[str, bytes]:
+    """The user's index settings and the environment's `index` as a pip.conf for a build, and the certificates needed.
 
-    Folders of this machine are left out: a build does not see them."""
+    Folders of this machine are left out: a build does not see them. So is an `index` that does not answer, for which
+    pip would wait once per package."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout
@@ -384,6 +422,8 @@ def pip_settings() -> tuple[str, bytes]:
     for line in listed.splitlines():
         key, _, value = line.partition("=")
         settings[key.rpartition(".")[2]] = value.strip("'\"").replace("\\n", " ")
+    if index and index_answers(index):
+        settings["extra-index-url"] = f"{settings.get('extra-index-url', '')} {index}"
     kept: dict[str, str] = {}
     for key in ("index-url", "extra-index-url", "trusted-host", "timeout", "default-timeout", "retries"):
         words = [word for word in settings.get(key, "").split() if not word.startswith("file:")]
@@ -428,7 +468,7 @@ def list_images(matrix_file: Path | None = None) -> None:
         current = current_tags(client, matrix.environments)
         rows = []
         for image in own_images(client):
-            tag = (image.tags or ["<untagged>"])[0]
+            tag = own_tags(image)[0]
             state = "current" if tag in current else "base" if image.labels.get(LABEL) == "base" else "not needed"
             torch = image.labels.get(f"{LABEL}.torch", "")
             rows.append([tag, torch, f"{image.attrs['Size'] / 1e9:.2f} GB", image.attrs["Created"][:10], state])
@@ -468,7 +508,7 @@ def prune_images(everything: bool, matrix_file: Path | None) -> None:
         for image in own_images(client):
             if not everything and (image.labels.get(LABEL) == "base" or keep.intersection(image.tags)):
                 continue
-            for tag in image.tags or [str(image.id)]:
+            for tag in own_tags(image):
                 try:
                     client.images.remove(tag)
                 except docker.errors.APIError as error:
@@ -482,13 +522,18 @@ def prune_images(everything: bool, matrix_file: Path | None) -> None:
 
 
 def own_images(client: docker.DockerClient) -> list[Image]:
-    """Tagged images with our label, newest first; untagged ones are stages of a build."""
+    """Images with our label and a name of ours, newest first; untagged ones are stages of a build."""
     try:
         images = client.images.list(filters={"label": LABEL})
     except docker.errors.APIError as error:
         raise EngineError(f"the engine does not list its images: {_reason(error)}") from error
-    tagged = [image for image in images if image.tags]
-    return sorted(tagged, key=lambda image: str(image.attrs["Created"]), reverse=True)
+    named = [image for image in images if own_tags(image)]
+    return sorted(named, key=lambda image: str(image.attrs["Created"]), reverse=True)
+
+
+def own_tags(image: Image) -> list[str]:
+    """The names that were given here: an image that somebody built on one of ours inherits its label."""
+    return [tag for tag in image.tags if tag.startswith((f"{REPOSITORY}/", f"{OFFLINE_BASE}:"))]
 
 
 def current_tags(client: docker.DockerClient, environments: dict[str, Environment]) -> set[str]:

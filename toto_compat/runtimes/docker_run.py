@@ -6,26 +6,28 @@ import platform
 import signal
 import socket
 import tarfile
+import tempfile
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import docker
 import docker.errors
 import requests
+import urllib3.exceptions
 from docker.models.containers import Container
 from docker.types import DeviceRequest, Mount
 
-from toto_compat.errors import EngineError, StorageError
+from toto_compat.errors import EngineError, EnvironmentBuildError, StorageError
 from toto_compat.matrix.schema import Limits
 from toto_compat.runtimes import supervise
 from toto_compat.runtimes.cell_process import LOG_FILE, ProcessEnd, bytes_of
 from toto_compat.runtimes.engine import LABEL, engine_lost, is_lost
-from toto_compat.runtimes.local import IN_USE
 from toto_compat.runtimes.seam import OnLine
 
 CELL_FOLDER = "/toto-compat/cell"  # the only writable place that outlives the container
@@ -39,6 +41,7 @@ _LAST_LINES = 25
 _LONGEST_LINE = 400
 _UNLIMITED = 2**62  # the supervisor's own memory limit: in a container the kernel's limit decides
 _KILL_PATIENCE_SECONDS = 20.0
+_BROKEN_PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,11 @@ class ContainerJob:
     timeout: float = 3600.0
     copy: bool = False  # the engine does not see this machine's files: they are copied in and out
     identity: Identity = field(default_factory=invoking_identity)
+    log: Path | None = None  # None: in `folder`, where the command can put a link in its place
+
+    @property
+    def log_file(self) -> Path:
+        return self.log or self.folder / LOG_FILE
 
     @property
     def all_inputs(self) -> dict[Path, str]:
@@ -98,7 +106,7 @@ class ContainerEnd:
 
     process: ProcessEnd
     out_of_memory: bool = False
-    lost: str = ""  # the engine went away or would not start it: nothing is known about the container
+    lost: str = ""  # the engine went away or refused: what the container left is not to be relied on
 
 
 # --- what it may do ---------------------------------------------------------------------------------------------------
@@ -106,7 +114,7 @@ class ContainerEnd:
 
 def runner_label() -> str:
     """Who started a container, so that a later run can tell whether its runner still lives."""
-    return f"{platform.node()}:{os.getpid()}:{_process_start(os.getpid())}"
+    return f"{platform.node()}:{os.getpid()}:{_process_start(os.getpid())}:{_pid_namespace()}"
 
 
 def container_options(job: ContainerJob, mounts: Sequence[Mount]) -> dict[str, Any]:
@@ -188,6 +196,8 @@ class Containers:
         try:
             with _prepared_files(self.client, job) as mounts:
                 return self._run(job, mounts, on_line)
+        except docker.errors.APIError as error:
+            raise blame_refusal(error, job) from error
         except requests.exceptions.RequestException as error:
             if not is_lost(error):
                 raise EngineError(f"the engine does not answer: {error}", hint="look at the engine's log") from error
@@ -204,7 +214,11 @@ class Containers:
             # The supervisor inside ends everything when this connection closes: with it the container ends at once if
             # the runner is killed, whatever kills it.
             stdin = self.client.api.attach_socket(str(container.id), params={"stdin": 1, "stream": 1})
-            _start(container, job)
+            container.start()
+            with self._guard:
+                stopping = self._stopping
+            if stopping:
+                _kill(container)  # stop() came before there was anything to kill
             return self._follow(container, job, on_line)
         finally:
             if stdin is not None:
@@ -219,49 +233,61 @@ class Containers:
         # through the low-level API: only there stdin can be closed by the engine when the connection ends
         config = self.client.api.create_host_config(**host)
         command = [PYTHON, "-I", "-S", SUPERVISOR, str(_UNLIMITED), *job.command]
-        try:
-            made = self.client.api.create_container(
-                command=command, stdin_open=True, detach=False, host_config=config, **create
-            )
-        except docker.errors.APIError as error:
-            raise blame_start(error, job) from error
+        made = self.client.api.create_container(
+            command=command, stdin_open=True, detach=False, host_config=config, **create
+        )
         return self.client.containers.get(made["Id"])
 
     def _follow(self, container: Container, job: ContainerJob, on_line: OnLine) -> ContainerEnd:
         last: deque[str] = deque(maxlen=_LAST_LINES)
-        reader = threading.Thread(
-            target=_copy_lines, args=(container, job.folder / LOG_FILE, last, on_line), daemon=True
-        )
+        reader = threading.Thread(target=_copy_lines, args=(container, job.log_file, last, on_line), daemon=True)
         reader.start()
-        timed_out = False
+        timeout = _Timeout(container, job.timeout)
         try:
-            container.wait(timeout=job.timeout)
+            broken = self._wait(container, timeout)
+        except docker.errors.NotFound:
+            raise  # somebody removed it
         except requests.exceptions.RequestException as error:
-            # the SDK reports its own timeout and a lost engine with the same class
-            if not _answers(self.client):
-                return ContainerEnd(ProcessEnd(code=-1, last_lines=tuple(last)), lost=engine_lost(error).message)
-            timed_out = True
-            _kill(container)
+            return ContainerEnd(ProcessEnd(code=-1, last_lines=tuple(last)), lost=engine_lost(error).message)
+        finally:
+            timeout.cancel()
         reader.join(_KILL_PATIENCE_SECONDS)
         container.reload()
         state = container.attrs["State"]
         with self._guard:
-            stopped = self._stopping
+            stopping = self._stopping
         if job.copy:
             copy_out(container, job)
         code = int(state.get("ExitCode") or 0)
-        lines = tuple(line for line in last if not line.startswith("::"))
+        stopped = stopping and code != 0 and not timeout.passed
+        ended_by_supervisor = code == 128 + signal.SIGTERM and not stopped and not timeout.passed
         out_of_memory = bool(state.get("OOMKilled"))
         return ContainerEnd(
             ProcessEnd(
                 code=code,
-                timed_out=timed_out,
-                stopped=stopped and code != 0 and not timed_out,
+                timed_out=timeout.passed,
+                stopped=stopped,
                 over_memory=out_of_memory,
-                last_lines=lines,
+                last_lines=tuple(line for line in last if not line.startswith("::")),
             ),
             out_of_memory=out_of_memory,
+            lost="the connection to the engine broke, which ended the cell" if broken and ended_by_supervisor else "",
         )
+
+    def _wait(self, container: Container, timeout: "_Timeout") -> bool:
+        """Until it has ended; whether the connection broke on the way. That is no end: the engine is asked again."""
+        broken = False
+        deadline = time.monotonic() + timeout.seconds + _KILL_PATIENCE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                container.wait(timeout=left)  # returns at once if it has ended
+                break
+            except requests.exceptions.RequestException as error:
+                if isinstance(error, docker.errors.NotFound) or not _answers(self.client):
+                    raise
+            broken = broken or not timeout.passed
+            time.sleep(_BROKEN_PAUSE_SECONDS)
+        return broken
 
     def stop(self) -> None:
         """End every running container and let no other start."""
@@ -272,6 +298,25 @@ class Containers:
             _kill(container)
 
 
+class _Timeout:
+    """Kills a container when its time is over. With a clock of its own: over ssh the SDK's requests never time out."""
+
+    def __init__(self, container: Container, seconds: float) -> None:
+        self.seconds = seconds
+        self.passed = False
+        self._container = container
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end(self) -> None:
+        self.passed = True
+        _kill(self._container)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+
 def _split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The SDK wants some of them on the container and the rest on its host configuration."""
     create_names = ("image", "user", "working_dir", "environment", "labels", "name")
@@ -280,15 +325,8 @@ def _split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return create, host
 
 
-def _start(container: Container, job: ContainerJob) -> None:
-    try:
-        container.start()
-    except docker.errors.APIError as error:
-        raise blame_start(error, job) from error
-
-
-def blame_start(error: docker.errors.APIError, job: ContainerJob) -> EngineError:
-    """Why the engine would not start a container, and which option to relax."""
+def blame_refusal(error: docker.errors.APIError, job: ContainerJob) -> EnvironmentBuildError:
+    """Why the engine, which answers, refuses a container, and which option to relax. The next one may be accepted."""
     text = str(error.explanation or error)
     hint = "`toto-compat doctor` shows what the engine can do"
     if "could not select device driver" in text or "nvidia" in text.lower() or "CDI" in text:
@@ -301,7 +339,7 @@ def blame_start(error: docker.errors.APIError, job: ContainerJob) -> EngineError
         hint = "the engine cannot limit processes: its kernel lacks the pids control group"
     elif "bind source path does not exist" in text:
         hint = "the engine does not see this machine's files: set TOTO_COMPAT_DOCKER_FILES=copy"
-    return EngineError(f"the engine would not start a container of {job.image}: {text.strip()[:300]}", hint=hint)
+    return EnvironmentBuildError(f"the engine refuses a container of {job.image}: {text.strip()[:300]}", hint=hint)
 
 
 def _copy_lines(container: Container, log: Path, last: deque[str], on_line: OnLine) -> None:
@@ -313,10 +351,10 @@ def _copy_lines(container: Container, log: Path, last: deque[str], on_line: OnLi
                 file.flush()
                 last.append(line[:_LONGEST_LINE])
                 on_line(line)
+    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
+        last.append(f"the output ends here: {error}")
     except OSError as error:
         last.append(f"{log}: {error.strerror or error}")
-    except (docker.errors.APIError, requests.exceptions.RequestException) as error:
-        last.append(f"the output ends here: {error}")
 
 
 def _lines(container: Container) -> Iterator[str]:
@@ -358,7 +396,8 @@ def mounts_of(job: ContainerJob) -> list[Mount]:
     return [
         Mount(CELL_FOLDER, str(job.folder), type="bind"),
         Mount(SOURCE_FOLDER, str(job.source), type="bind", read_only=True),
-        *(Mount(inside, str(path), type="bind", read_only=True) for path, inside in job.all_inputs.items()),
+        # a link is resolved here: its target need not lie where the engine would look for it
+        *(Mount(inside, str(path.resolve()), type="bind", read_only=True) for path, inside in job.all_inputs.items()),
     ]
 
 
@@ -421,7 +460,7 @@ class _prepared_files:  # noqa: N801 - a context manager with state, used like a
 
 
 def _pack(path: Path, name: str, owner: tuple[int, int]) -> bytes:
-    """A file or folder as a tar archive under that name, readable by all and owned by `owner`."""
+    """A file or folder as a tar archive under that name, readable by all and owned by `owner`. Links become files."""
 
     def owned(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid, entry.gid = owner
@@ -429,7 +468,7 @@ def _pack(path: Path, name: str, owner: tuple[int, int]) -> bytes:
         return entry
 
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
+    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as archive:
         archive.add(path, name, filter=owned)
     return buffer.getvalue()
 
@@ -437,13 +476,29 @@ def _pack(path: Path, name: str, owner: tuple[int, int]) -> bytes:
 def copy_out(container: Container, job: ContainerJob) -> None:
     """What the cell left in its folder, back on this machine. The compiler's caches stay where they are."""
     stream, _ = container.get_archive(CELL_FOLDER)
-    buffer = io.BytesIO(b"".join(stream))
-    with tarfile.open(fileobj=buffer) as archive:
+    try:
+        with tempfile.TemporaryFile(dir=job.folder) as spool:
+            for chunk in stream:
+                spool.write(chunk)
+            spool.seek(0)
+            unpack(spool, job.folder)
+    except requests.exceptions.RequestException:
+        raise  # an OSError too, but the engine's
+    except (tarfile.TarError, OSError) as error:
+        raise EnvironmentBuildError(
+            f"what the cell left cannot be copied out of its container: {error}",
+            hint="free space here, or run with an engine that sees this machine's files",
+        ) from error
+
+
+def unpack(archive_file: IO[bytes], folder: Path) -> None:
+    """Files and folders only: a link, pipe or device that the cell made has no business on this machine."""
+    with tarfile.open(fileobj=archive_file) as archive:
         for entry in archive:
             entry.name = entry.name.partition("/")[2]
-            stays = ("work/inductor", "work/triton", "work/tmp", IN_USE)  # the last is locked by this process
-            if entry.name and not entry.name.startswith(stays):
-                archive.extract(entry, job.folder, filter="data")
+            stays = not entry.name or entry.name.startswith(("work/inductor", "work/triton", "work/tmp"))
+            if not stays and (entry.isreg() or entry.isdir()):
+                archive.extract(entry, folder, filter="data")
 
 
 def give_to(folder: Path, uid: int, gid: int) -> None:
@@ -479,12 +534,19 @@ def remove_leftovers(client: docker.DockerClient) -> list[str]:
 
 
 def runner_lives(label: str) -> bool:
-    """Whether the process that started something still runs; true for another machine's, which cannot be asked."""
-    host, _, rest = label.partition(":")
-    pid, _, start = rest.partition(":")
-    if host != platform.node() or not pid.isdigit():
+    """Whether the process that started something still runs; true for one that cannot be asked: another machine's, or
+    one of another container on this machine, whose process numbers mean others here."""
+    host, pid, start, namespace = (*label.split(":", 3), "", "", "", "")[:4]
+    if host != platform.node() or not pid.isdigit() or (namespace and namespace != _pid_namespace()):
         return True
     return _process_start(int(pid)) == start
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def _process_start(pid: int) -> str:

@@ -162,8 +162,15 @@ def local_image(client: docker.DockerClient, name: str) -> Image | None:
         return client.images.get(name)
     except docker.errors.ImageNotFound:
         return None
-    except docker.errors.APIError as error:
-        raise EngineError(f"the engine refuses the image name {name!r}: {error.explanation}") from error
+    except (docker.errors.APIError, docker.errors.NullResource) as error:
+        if isinstance(error, docker.errors.APIError) and error.is_server_error():
+            raise EngineError(
+                f"the engine cannot say whether it has {name}: {error.explanation}", hint="look at the engine's log"
+            ) from error
+        raise EnvironmentBuildError(
+            f"the engine refuses the image name {name!r}: {getattr(error, 'explanation', error)}",
+            hint="correct the environment's `base_image` in matrix.yaml; an image is named like python:3.11-slim",
+        ) from error
 
 
 def registry_digest(client: docker.DockerClient, image: str) -> str | None:
@@ -190,6 +197,13 @@ class EngineFacts:
     root_folder: str
     free_bytes: int | None  # None: not on this machine
     identity: str = ""
+    cdi_folders: tuple[str, ...] = ()  # where it looks for devices; of this machine's only those with GPUs in them
+
+    @property
+    def uses_cdi(self) -> bool:
+        """GPUs are asked for by their CDI names. Engines before API 1.50 say only where they look for them: those on
+        another machine are left to the probe."""
+        return "nvidia" not in self.runtimes and bool(self.cdi_devices or self.cdi_folders)
 
 
 def engine_facts(client: docker.DockerClient) -> EngineFacts:
@@ -206,7 +220,19 @@ def engine_facts(client: docker.DockerClient) -> EngineFacts:
         root_folder=root,
         free_bytes=free,
         identity=str(info.get("ID") or ""),
+        cdi_folders=tuple(
+            folder for folder in info.get("CDISpecDirs") or () if not is_local(client) or _describes_gpus(Path(folder))
+        ),
     )
+
+
+def _describes_gpus(folder: Path) -> bool:
+    """Whether a folder of CDI descriptions, which every recent engine names, has any of NVIDIA's GPUs in it."""
+    try:
+        found = [path for path in folder.iterdir() if path.suffix in (".yaml", ".json")]
+        return any("nvidia.com/gpu" in path.read_text(encoding="utf-8", errors="replace") for path in found)
+    except OSError:
+        return False
 
 
 def check_gpu(
@@ -215,7 +241,7 @@ def check_gpu(
     """No NVIDIA runtime, driver too old, GPU too old for the wheel: told apart, with the fix. Silent if all is well."""
     if device is not Device.CUDA:
         return
-    if "nvidia" not in facts.runtimes and not facts.cdi_devices:
+    if "nvidia" not in facts.runtimes and not facts.uses_cdi:
         raise EnvironmentBuildError(
             f"{name}: the engine has no NVIDIA runtime, so containers get no GPU",
             hint="install nvidia-container-toolkit, `nvidia-ctk runtime configure --runtime=docker`, restart it;"

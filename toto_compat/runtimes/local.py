@@ -1,11 +1,12 @@
 """The local executor: spreads cells over this machine, some at a time."""
 
 import fcntl
+import os
 import queue
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import IO
 
 from toto_compat.errors import StorageError
 from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Provenance
-from toto_compat.runtimes.cell_process import LOG_FILE
+from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE, read_left_file
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
 
@@ -169,9 +170,30 @@ def _append_group_logs(folder: Path) -> None:
     """What the processes inside the cell printed, into the one log that is kept."""
     try:
         with (folder / LOG_FILE).open("ab") as kept:
-            for log in sorted((folder / "work").glob("*.log"), key=lambda path: path.stat().st_mtime):
-                kept.write(f"\n--- {log.stem} ---\n".encode())
-                kept.write(log.read_bytes()[-_LONGEST_GROUP_LOG:])
+            for work in (folder / "work", folder / INSIDE / "work"):
+                for name, content in _group_logs(work):
+                    kept.write(f"\n--- {name} ---\n".encode(errors="replace"))
+                    kept.write(content)
     except OSError:
         # a full disk: the result says so already, and the log is as long as it could be
         return
+
+
+def _group_logs(work: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and end of each log, the one last written to last. What is not a file in this very folder is passed over."""
+    try:
+        folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return  # no such folder, or the cell put a link in its place
+    try:
+        with os.scandir(folder) as entries:
+            logs = [entry for entry in entries if entry.name.endswith(".log")]
+            names = [entry.name for entry in sorted(logs, key=lambda one: one.stat(follow_symlinks=False).st_mtime)]
+        for name in names:
+            try:
+                content = read_left_file(name, _LONGEST_GROUP_LOG, in_folder=folder, end_only=True)
+            except OSError:
+                continue
+            yield name.removesuffix(".log"), content
+    finally:
+        os.close(folder)

@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 
 import click
+import docker
 
-from toto_compat.errors import EnvironmentBuildError, SelectionError
+from toto_compat.errors import EngineError, EnvironmentBuildError, SelectionError
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Device
 from toto_compat.runtimes.docker import CpuShares, first_gpu
@@ -37,10 +38,12 @@ def shell_command(environment: str, command: tuple[str, ...], device: str, matri
         )
     source, _ = stage_source()
     with connect() as client:
+        check_engine_is_here(client)
         _, image = ensure_image(
             client, environment, matrix.environments[environment], lambda line: click.echo(line, err=True)
         )
-        cpuset = CpuShares(engine_facts(client), local=is_local(client)).some(matrix.limits.cpus)
+        facts = engine_facts(client)
+        cpuset = CpuShares(facts, local=True).some(matrix.limits.cpus)
         image_id = str(image.id)
     with tempfile.TemporaryDirectory(prefix="shell-", dir=cache_folder()) as folder:
         job = ContainerJob(
@@ -51,6 +54,7 @@ def shell_command(environment: str, command: tuple[str, ...], device: str, matri
             limits=matrix.limits,
             cpuset=cpuset,
             gpu=first_gpu() if Device(device) is Device.CUDA else None,
+            cdi=facts.uses_cdi,
             labels={"toto-compat": "shell", "toto-compat.environment": environment},
         )
         if job.identity.hands_back:
@@ -58,6 +62,15 @@ def shell_command(environment: str, command: tuple[str, ...], device: str, matri
         done = subprocess.run(docker_command(job, terminal=sys.stdin.isatty()), check=False)
     if done.returncode:
         sys.exit(done.returncode)
+
+
+def check_engine_is_here(client: docker.DockerClient) -> None:
+    """A cell's files can be copied to an engine elsewhere; a shell's are mounted."""
+    if not is_local(client):
+        raise EngineError(
+            f"a shell needs an engine on this machine, and {client.api.base_url} is another one",
+            hint="log in there and run the same command, or unset DOCKER_HOST and `docker context use default`",
+        )
 
 
 def docker_command(job: ContainerJob, *, terminal: bool) -> list[str]:
@@ -83,7 +96,7 @@ def docker_command(job: ContainerJob, *, terminal: bool) -> list[str]:
     command += [word for name, value in options["labels"].items() for word in ("--label", f"{name}={value}")]
     command += [word for name, value in options["environment"].items() for word in ("--env", f"{name}={value}")]
     if job.gpu is not None:
-        command += ["--gpus", f"device={job.gpu}"]
+        command += ["--device", f"nvidia.com/gpu={job.gpu}"] if job.cdi else ["--gpus", f"device={job.gpu}"]
     for mount in mounts_of(job):
         read_only = ",readonly" if mount.get("ReadOnly") else ""
         command += ["--mount", f"type=bind,source={mount['Source']},target={mount['Target']}{read_only}"]

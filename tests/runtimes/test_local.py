@@ -1,0 +1,103 @@
+"""What a cell leaves in its folder is put into the one log that is kept, and the runner follows none of its links."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtimes.stub_runtime import StubRuntime, prepared
+from tests.verdict.sample_cells import cell_request, provenance
+from toto_compat.evidence.schema import CellResult
+from toto_compat.runtimes import local
+from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE
+from toto_compat.runtimes.local import ReadyCell, run_cells
+from toto_compat.runtimes.progress import PlainProgress
+
+ELSEWHERE = "a file of the runner's machine"
+
+
+class LeavesFiles(StubRuntime):
+    """A cell that does nothing but leave files in its folder."""
+
+    def __init__(self, leave: Callable[[Path], None]) -> None:
+        super().__init__()
+        self._leave = leave
+
+    def run_cell(self, *asked: Any, **_: Any) -> CellResult:
+        request, folder = asked[1:3]
+        (folder / LOG_FILE).write_text("its own output\n")
+        self._leave(folder)
+        return CellResult(cell=request.cell, request=request, provenance=provenance(request))
+
+
+def kept_log(scratch: Path, leave: Callable[[Path], None]) -> str:
+    logs: list[str] = []
+    request = cell_request()
+    run_cells(
+        [ReadyCell(request, prepared(request.environment_name, request.environment))],
+        LeavesFiles(leave),
+        jobs=1,
+        gpus=[],
+        scratch=scratch,
+        keep_log=lambda _, log: logs.append(log.read_text(errors="replace")),
+        progress=PlainProgress(1, write=lambda _: None),
+        on_finished=lambda *_: None,
+    )
+    (text,) = logs
+    return text
+
+
+@pytest.mark.parametrize("place", ["work", f"{INSIDE}/work"], ids=["virtualenv", "container"])
+def test_logs_of_groups_follow_the_cells_own_in_the_order_they_were_written(tmp_path: Path, place: str) -> None:
+    def leave(folder: Path) -> None:
+        work = folder / place
+        work.mkdir(parents=True)
+        for age, name in ((10, "first"), (5, "a second one"), (0, os.fsdecode(b"not utf-8 \xff"))):
+            (work / f"{name}.log").write_text(f"output of group {age}\n")
+            os.utime(work / f"{name}.log", (1000 - age, 1000 - age))
+        (work / "result.json").write_text("no log")
+
+    text = kept_log(tmp_path, leave)
+    assert text.startswith("its own output\n\n--- first ---\noutput of group 10\n\n--- a second one ---\n")
+    assert text.endswith("output of group 0\n")
+    assert "no log" not in text
+
+
+def test_of_a_log_that_is_too_long_the_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_LONGEST_GROUP_LOG", 8)
+
+    def leave(folder: Path) -> None:
+        (folder / "work").mkdir()
+        (folder / "work" / "group.log").write_text("the beginning and the end")
+
+    assert kept_log(tmp_path, leave).endswith("--- group ---\n the end")
+
+
+def test_a_link_or_pipe_among_the_logs_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.txt").write_text(ELSEWHERE)
+
+    def leave(folder: Path) -> None:
+        work = folder / INSIDE / "work"
+        work.mkdir(parents=True)
+        (work / "a.log").symlink_to(tmp_path / "elsewhere.txt")
+        os.mkfifo(work / "b.log")
+        (work / "c.log").mkdir()
+        (work / "d.log").write_text("an honest log")
+
+    text = kept_log(tmp_path / "scratch", leave)
+    assert ELSEWHERE not in text
+    assert text.endswith("--- d ---\nan honest log")
+
+
+def test_a_work_folder_that_is_a_link_is_not_entered(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.log").write_text(ELSEWHERE)
+
+    def leave(folder: Path) -> None:
+        (folder / INSIDE).mkdir()
+        (folder / INSIDE / "work").symlink_to(tmp_path / "elsewhere")
+
+    assert kept_log(tmp_path / "scratch", leave) == "its own output\n"
+    assert (tmp_path / "elsewhere" / "x.log").exists()
