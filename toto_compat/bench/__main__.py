@@ -140,8 +140,8 @@ def tiny_figures(bench: Bench, result: ContestResult) -> list[BenchFigure]:
             "x",
             None,
             "<= 0.25",
-            "binding and first forecast minus a warm one, empty inductor caches, in one process; its first compilation, "
-            "of something small, had paid for the compiler's probe and precompiled header; one run",
+            "binding and first forecast minus a warm one, empty inductor caches, in one process whose very first "
+            "compilation, of something small, had paid for the compiler's probe and precompiled header; one run",
         ),
         compared(
             "tiny.cold_start_over_upstream",
