@@ -34,7 +34,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     "e2e-equivalence": {
         "caches": ["compile_friendly"],
         "suites": ["equivalence"],
-        "workload": {"context_patches": [4, 6], "horizon_patches": [9], "batches": [1]},
+        "workload": {"context_patches": [4, 6], "horizon_patches": [4], "batches": [1]},
     },
     "e2e-forecast": {
         "caches": ["fixed_size"],
