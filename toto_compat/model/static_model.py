@@ -306,7 +306,10 @@ class StaticModel:
         return *parameters, loc[..., last], scale[..., last]
 
     def _refuse_not_finite(self, outputs: Sequence[Tensor], rows: int) -> None:
-        """toto-ts's mixture raises on NaN in every step. One that came up on the way stays: the last step tells."""
+        """toto-ts's mixture raises on NaN in every step. One that came up on the way stays: the last step tells.
+
+        Once anything was compiled in the process, dynamo has switched toto-ts's own check off; this one stays on.
+        """
         assert self._head is not None
         if self._head.mixture and not torch.stack([value[:rows].isfinite().all() for value in outputs]).all():
             raise ValueError(
