@@ -78,7 +78,7 @@ def _forecasting(method: Callable[..., Any]) -> Callable[..., Any]:
 class StaticModel:
     """The fixed_size cache bound to a backbone. One forecast at a time: the buffers are shared, a lock guards them.
 
-    Modes with CUDA graphs: forecast from one thread. Releases of torch before 2.13 keep such graphs per thread.
+    Modes with CUDA graphs: forecast from one thread. Some releases of torch keep such graphs per thread.
     """
 
     step_class: type[StaticStep] = StaticStep
