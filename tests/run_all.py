@@ -25,6 +25,8 @@ from toto_compat.runtimes.venv import build_venv
 ROOT = Path(__file__).parent.parent
 CELL_ENVIRONMENT = "torch-2.13.0-cpu"
 NO_TESTS_COLLECTED = 5  # pytest's exit code; fine for one side, not for both
+# a module on one worker, and in the order of collection: left alone, xdist would begin with the modules of most tests
+IN_ORDER = ("--dist=loadfile", "--no-loadscope-reorder")
 RUN_PYTEST = "import sys; sys.path.append(sys.argv.pop(1)); import pytest; sys.exit(pytest.main())"
 
 
@@ -47,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run_host_side(arguments: list[str], report: Path) -> int:
-    command = [sys.executable, "-m", "pytest", "--side=host", "-n2", "--dist=loadfile", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "--side=host", "-n3", *IN_ORDER, f"--junitxml={report}"]
     return subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode
 
 
@@ -57,7 +59,7 @@ def run_cell_side(arguments: list[str], report: Path, log: TextIO) -> int:
     except TotoCompatError as error:
         print(f"the cell-side tests cannot run: {error}", file=log, flush=True)
         return error.code
-    command = [str(python), "-c", RUN_PYTEST, str(pytest_folder(python)), "--side=cell", "-n2", "--dist=loadfile"]
+    command = [str(python), "-c", RUN_PYTEST, str(pytest_folder(python)), "--side=cell", "-n2", *IN_ORDER]
     # one thread per worker, as in a cell: two workers on two cores must not fight over them
     variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     command += [f"--junitxml={report}", *arguments]

@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "releases": ("toto_compat.matrix.releases:releases_command", "Torch releases that matrix.yaml does not have yet."),
     "schema": ("toto_compat.matrix.load:schema_command", "Print the JSON Schema of matrix.yaml."),
     "doctor": ("toto_compat.runtimes.doctor:doctor_command", "What this machine can run, and how to get the rest."),
-    "images": ("toto_compat.runtimes.docker_image:images_command", "Container images: list, build, prune."),
+    "images": ("toto_compat.runtimes.images_command:images_command", "Container images: list, build, prune."),
     "fetch": (
         "toto_compat.runtimes.wheelhouse:fetch_command",
         "Get the wheels of environments for a build without network.",

@@ -29,15 +29,14 @@ from toto_compat.runtimes.docker_image import (
     BaseImage,
     ImagePlan,
     blame_build,
-    current_tags,
     ensure_image,
-    own_images,
     own_tags,
     pip_settings,
     resolve_base,
     tar_stream,
 )
 from toto_compat.runtimes.engine import EngineFacts, local_image
+from toto_compat.runtimes.images_command import current_tags, own_images
 from toto_compat.runtimes.locks import Lock, LockedPackage
 from toto_compat.runtimes.wheelhouse import wheel_path
 
@@ -346,7 +345,7 @@ def test_stages_with_pips_settings_go_however_an_online_build_ends(
     dropped: list[str] = []
     monkeypatch.setattr(docker_image, "engine_facts", lambda _: EngineFacts("1", 1, 0, (), (), "", None))
     monkeypatch.setattr(docker_image, "_stream_build", fail)
-    monkeypatch.setattr(docker_image, "_drop_stages", lambda _, *values, **__: dropped.extend(values))
+    monkeypatch.setattr(docker_image, "drop_stages", lambda _, *values, **__: dropped.extend(values))
     client: Any = None
     with pytest.raises(told):
         docker_image._build(client, plan_of(), SMALL_ENVIRONMENT, quiet, tmp_path / "log", rebuild=False, online=True)

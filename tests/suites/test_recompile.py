@@ -71,6 +71,11 @@ def evidence_of(cache: str) -> SuiteEvidence:
     return run_recompile(trial, trial.compiled(batch_sizes=batch_sizes(trial.workload)))
 
 
+@pytest.fixture(scope="module")
+def upstream() -> SuiteEvidence:
+    return evidence_of("upstream")
+
+
 def test_warm_up_is_two_forecasts_at_both_ends_and_the_rest_is_measured() -> None:
     plan = plan_forecasts(Workload())
     assert [(p.context, p.horizon, p.batch) for p in plan if p.warm_up] == [(16, 10, 1)] * 2 + [(64, 10, 1)] * 2
@@ -85,7 +90,9 @@ def test_every_batch_of_the_plan_is_announced() -> None:
     assert batch_sizes(Workload()) == (1, 2, 16)
 
 
-def test_upstream_recompiles_as_often_as_a_plain_script_with_torch_logs_says(tmp_path: Path) -> None:
+def test_upstream_recompiles_as_often_as_a_plain_script_with_torch_logs_says(
+    upstream: SuiteEvidence, tmp_path: Path
+) -> None:
     assert [(p.context, p.horizon, p.batch, p.samples) for p in plan_forecasts(WORKLOAD)] == [
         (4, 4, 1, 0), (4, 4, 1, 0), (8, 4, 1, 0), (8, 4, 1, 0), (6, 4, 1, 0), (4, 3, 1, 0), (4, 4, 2, 0), (4, 4, 1, 8),
     ]  # fmt: skip
@@ -100,10 +107,9 @@ def test_upstream_recompiles_as_often_as_a_plain_script_with_torch_logs_says(tmp
     )
     assert finished.returncode == 0, finished.stderr[-2000:]
     logged = finished.stderr.count("[__recompiles] Recompiling function")
-    figures = evidence_of("upstream").figures
     assert logged > 10
-    assert figures["recompiles_logged"].value == logged
-    assert figures["recompiles_total"].value == logged
+    assert upstream.figures["recompiles_logged"].value == logged
+    assert upstream.figures["recompiles_total"].value == logged
 
 
 def test_list_index_fails_with_production_s_own_line() -> None:
@@ -115,12 +121,11 @@ def test_list_index_fails_with_production_s_own_line() -> None:
     assert evidence.figures["recompile_limit"].value == len(limits)
 
 
-def test_upstream_breaks_its_graph_and_says_where() -> None:
-    evidence = evidence_of("upstream")
-    breaks = evidence.figures["graph_breaks"].value
+def test_upstream_breaks_its_graph_and_says_where(upstream: SuiteEvidence) -> None:
+    breaks = upstream.figures["graph_breaks"].value
     assert breaks is not None and breaks > 10
-    assert {row["kind"] for row in evidence.details["reasons"]} >= {"recompile", "graph_break"}
-    assert sum(row["graph_breaks"] for row in evidence.details["phases"]) == breaks
+    assert {row["kind"] for row in upstream.details["reasons"]} >= {"recompile", "graph_break"}
+    assert sum(row["graph_breaks"] for row in upstream.details["phases"]) == breaks
 
 
 def start(compile_id: str, function: str = "step", line: int = 10) -> CompileStart:

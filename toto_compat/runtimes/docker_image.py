@@ -18,20 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import docker
 import docker.errors
 import requests
 import urllib3.exceptions
 from docker.models.images import Image
 
-from toto_compat.errors import EngineError, EnvironmentBuildError, StorageError
-from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
+from toto_compat.errors import EnvironmentBuildError, StorageError
 from toto_compat.matrix.schema import Environment
 from toto_compat.runtimes.engine import (
     LABEL,
     check_disk,
-    connect,
     engine_facts,
     engine_lost,
     is_full_disk,
@@ -43,7 +40,6 @@ from toto_compat.runtimes.locks import (
     LAYERS,
     Lock,
     LockedPackage,
-    named_environments,
     read_base_digests,
     read_lock,
     record_base_digest,
@@ -133,7 +129,7 @@ def resolve_base(client: docker.DockerClient, asked: str, python: str, say: OnLi
         try:
             client.images.pull(reference)
         except (docker.errors.APIError, requests.exceptions.RequestException) as error:
-            say(f"{asked} cannot be pulled: {_reason(error)}")
+            say(f"{asked} cannot be pulled: {reason_of(error)}")
         else:
             if asked not in read_base_digests():
                 record_base_digest(asked, digest)
@@ -164,6 +160,11 @@ def _repository(image: str) -> str:
     return f"{head}{slash}{last.partition(':')[0]}"
 
 
+def own_tags(image: Image) -> list[str]:
+    """The names that were given here: an image that somebody built on one of ours inherits its label."""
+    return [tag for tag in image.tags if tag.startswith((f"{REPOSITORY}/", f"{OFFLINE_BASE}:"))]
+
+
 def _identity(image: Image) -> str:
     digests = [digest.partition("@")[2] for digest in image.attrs.get("RepoDigests") or []]
     return digests[0] if digests else str(image.id)
@@ -173,7 +174,7 @@ def _is_complete(image: Image, python: str) -> bool:
     return bool(image.labels.get(LABEL) == "base" and image.labels.get(f"{LABEL}.python") == python)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     text = getattr(error, "explanation", None) or str(error)
     return str(text).splitlines()[0][:200]
 
@@ -279,7 +280,7 @@ def _build(
         # they go.
         stages = ["stage-torch", *(["stage-toto"] if online else []), *(["stage"] if image is None else [])]
         quiet = _CANCEL_QUIET_SECONDS if online and broken_off else 0.0
-        if not _drop_stages(client, *stages, quiet=quiet) and online:
+        if not drop_stages(client, *stages, quiet=quiet) and online:
             say(f"{name}: stages with your pip settings are still on the engine: `toto-compat images prune`")
     say(f"{name}: image of {image.attrs['Size'] / 1e9:.2f} GB built in {time.monotonic() - started:.0f} s")
     return image
@@ -312,7 +313,7 @@ def _stream_build(
         if is_full_disk(str(error)):
             raise blame_build(plan, [str(error)], log) from error
         raise EnvironmentBuildError(
-            f"{plan.environment_name}: the engine refuses to build: {_reason(error)}",
+            f"{plan.environment_name}: the engine refuses to build: {reason_of(error)}",
             hint=f"check docker/Dockerfile; the output so far is in {log}",
         ) from error
 
@@ -340,7 +341,7 @@ def blame_build(plan: ImagePlan, last: Sequence[str], log: Path) -> EnvironmentB
     return EnvironmentBuildError(f"{message}:\n    {shown}", hint=f"{advice}all output is in {log}")
 
 
-def _drop_stages(client: docker.DockerClient, *values: str, quiet: float = 0.0) -> bool:
+def drop_stages(client: docker.DockerClient, *values: str, quiet: float = 0.0) -> bool:
     """Remove untagged stage images of ours; whether all are gone. One that a build uses right now stays.
 
     With `quiet`, until none was there for so many seconds: the engine finishes the step at which a build was broken
@@ -444,106 +445,3 @@ def pip_settings(index: str | None = None) -> tuple[str, bytes]:
     text = io.StringIO()
     parser.write(text)
     return text.getvalue(), certificates
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-@click.group("images", invoke_without_command=True)
-@click.pass_context
-def images_command(context: click.Context) -> None:
-    """Container images of the environments. Without a subcommand: list them."""
-    if context.invoked_subcommand is None:
-        context.invoke(list_images)
-
-
-@images_command.command("list")
-@matrix_option
-def list_images(matrix_file: Path | None = None) -> None:
-    """Every image that was made here: environment, size, and whether it is what matrix.yaml asks for now."""
-    from tabulate import tabulate
-
-    matrix = load_matrix(find_matrix_file(matrix_file))
-    with connect() as client:
-        current = current_tags(client, matrix.environments)
-        rows = []
-        for image in own_images(client):
-            tag = own_tags(image)[0]
-            state = "current" if tag in current else "base" if image.labels.get(LABEL) == "base" else "not needed"
-            torch = image.labels.get(f"{LABEL}.torch", "")
-            rows.append([tag, torch, f"{image.attrs['Size'] / 1e9:.2f} GB", image.attrs["Created"][:10], state])
-    click.echo(tabulate(rows, headers=["image", "torch", "size", "built", ""]) if rows else "no images were made yet")
-
-
-@images_command.command("build")
-@click.argument("environments", nargs=-1, required=True)
-@click.option("--rebuild", is_flag=True, help="Build also what is there already, from the first step on.")
-@click.option(
-    "--online", is_flag=True, help="Let pip in the build download the wheels, instead of fetching them first."
-)
-@matrix_option
-def build_images(environments: tuple[str, ...], rebuild: bool, online: bool, matrix_file: Path | None) -> None:
-    """Build the images of ENVIRONMENTS from their locks."""
-    matrix = load_matrix(find_matrix_file(matrix_file))
-    with connect() as client:
-        for name, environment in named_environments(matrix, environments).items():
-            started = time.monotonic()
-            plan, image = ensure_image(client, name, environment, click.echo, rebuild=rebuild, online=online)
-            click.echo(f"{plan.tag}  {image.attrs['Size'] / 1e9:.2f} GB  {time.monotonic() - started:.1f} s")
-
-
-@images_command.command("prune")
-@click.option("--all", "everything", is_flag=True, help="Also the images that matrix.yaml needs, and the offline base.")
-@matrix_option
-def prune_images(everything: bool, matrix_file: Path | None) -> None:
-    """Remove images that no environment of matrix.yaml needs any more. Only what toto-compat made."""
-    from toto_compat.runtimes.docker_run import remove_leftovers
-
-    matrix = load_matrix(find_matrix_file(matrix_file))
-    with connect() as client:
-        for left in remove_leftovers(client):
-            click.echo(f"removed {left}")
-        keep = set() if everything else current_tags(client, matrix.environments)
-        freed = 0
-        for image in own_images(client):
-            if not everything and (image.labels.get(LABEL) == "base" or keep.intersection(image.tags)):
-                continue
-            for tag in own_tags(image):
-                try:
-                    client.images.remove(tag)
-                except docker.errors.APIError as error:
-                    click.echo(f"kept {tag}: {_reason(error)}", err=True)
-                else:
-                    freed += image.attrs["Size"]
-                    click.echo(f"removed {tag}, {image.attrs['Size'] / 1e9:.2f} GB")
-        with build_lock(builder_lock(), "images", click.echo):
-            _drop_stages(client, "stage-torch", "stage-toto", "stage")
-    click.echo(f"images of {freed / 1e9:.2f} GB removed (layers they share with others stay)")
-
-
-def own_images(client: docker.DockerClient) -> list[Image]:
-    """Images with our label and a name of ours, newest first; untagged ones are stages of a build."""
-    try:
-        images = client.images.list(filters={"label": LABEL})
-    except docker.errors.APIError as error:
-        raise EngineError(f"the engine does not list its images: {_reason(error)}") from error
-    named = [image for image in images if own_tags(image)]
-    return sorted(named, key=lambda image: str(image.attrs["Created"]), reverse=True)
-
-
-def own_tags(image: Image) -> list[str]:
-    """The names that were given here: an image that somebody built on one of ours inherits its label."""
-    return [tag for tag in image.tags if tag.startswith((f"{REPOSITORY}/", f"{OFFLINE_BASE}:"))]
-
-
-def current_tags(client: docker.DockerClient, environments: dict[str, Environment]) -> set[str]:
-    """The tags that matrix.yaml and the locks stand for now; an environment without a lock needs none."""
-    tags = set()
-    for name, environment in environments.items():
-        try:
-            plan = plan_image(client, name, environment)
-        except EnvironmentBuildError:
-            continue
-        if plan is not None:
-            tags.add(plan.tag)
-    return tags

@@ -1,0 +1,89 @@
+"""`toto-compat images` builds, lists and removes images, and touches nothing that was not made here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from click.testing import CliRunner
+from docker.models.images import Image
+
+from tests.runtimes.containers import SMALL, SMALL_ENVIRONMENT, SmallProject, make_small_project
+from tests.runtimes.stub_runtime import MATRIX_TEXT
+from toto_compat.cli import cli
+from toto_compat.errors import SelectionError
+from toto_compat.runtimes import images_command
+from toto_compat.runtimes.images_command import own_images
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: docker.DockerClient) -> Iterator[SmallProject]:
+    """A matrix with the small environment. The command sees its images alone: others belong to other tests."""
+    small = make_small_project(tmp_path, monkeypatch, note=str(tmp_path))
+    write_matrix(tmp_path, with_small=True)
+    monkeypatch.chdir(tmp_path)
+
+    def images_of_this_test(_: docker.DockerClient) -> list[Image]:
+        return [image for image in own_images(client) if image.labels.get("toto-compat.lock") == small.lock.identity]
+
+    monkeypatch.setattr(images_command, "own_images", images_of_this_test)
+    monkeypatch.setattr(images_command, "drop_stages", lambda *_: True)
+    yield small
+    for image in images_of_this_test(client):
+        client.images.remove(str(image.id), force=True)
+
+
+def write_matrix(folder: Path, *, with_small: bool) -> None:
+    wanted = SMALL_ENVIRONMENT
+    line = (
+        f'  {SMALL}: {{torch: "{wanted.torch}", build: {wanted.build}, python: "{wanted.python}",'
+        f" base_image: {wanted.base_image}}}\n"
+    )
+    before, after = MATRIX_TEXT.split("caches:\n")
+    (folder / "matrix.yaml").write_text(f"{before}{line if with_small else ''}caches:\n{after}", encoding="utf-8")
+
+
+def images(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["images", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_what_was_built_is_listed_and_goes_once_no_environment_needs_it(
+    project: SmallProject, client: docker.DockerClient
+) -> None:
+    assert images() == "no images were made yet\n"
+    built = images("build", SMALL)
+    assert f"toto-compat/{SMALL}:" in built
+    listed = images("list")
+    assert SMALL in listed
+    assert "9.9.9" in listed  # its torch
+    assert listed.rstrip().endswith("current")
+
+    assert "images of 0.00 GB removed" in images("prune")
+    assert SMALL in images()
+
+    write_matrix(project.folder, with_small=False)
+    assert images().rstrip().endswith("not needed")
+    assert f"removed toto-compat/{SMALL}:" in images("prune")
+    assert images() == "no images were made yet\n"
+
+
+def test_an_image_in_use_is_kept_and_the_command_says_why(project: SmallProject, client: docker.DockerClient) -> None:
+    images("build", SMALL)
+    tag = images("list").splitlines()[-1].split()[0]
+    container = client.containers.create(tag, ["true"])
+    try:
+        shown = images("prune", "--all")
+        assert f"kept {tag}:" in shown
+        assert SMALL in images()
+    finally:
+        container.remove()
+    assert f"removed {tag}" in images("prune", "--all")
+
+
+def test_an_environment_that_is_not_in_the_matrix_is_named(project: SmallProject) -> None:
+    with pytest.raises(SelectionError, match=r"'torch-1\.0-cpu'"):
+        images("build", "torch-1.0-cpu")
