@@ -27,6 +27,9 @@ CELL_ENVIRONMENT = "torch-2.13.0-cpu"
 NO_TESTS_COLLECTED = 5  # pytest's exit code; fine for one side, not for both
 # a module on one worker, and in the order of collection: left alone, xdist would begin with the modules of most tests
 IN_ORDER = ("--dist=loadfile", "--no-loadscope-reorder")
+# The container tests are the longest chain, and all containers together weigh as much as one process outside of them:
+# what is busy beside them makes way.
+MAKE_WAY = ("nice", "-n", "10")
 RUN_PYTEST = "import sys; sys.path.append(sys.argv.pop(1)); import pytest; sys.exit(pytest.main())"
 
 
@@ -59,7 +62,8 @@ def run_cell_side(arguments: list[str], report: Path, log: TextIO) -> int:
     except TotoCompatError as error:
         print(f"the cell-side tests cannot run: {error}", file=log, flush=True)
         return error.code
-    command = [str(python), "-c", RUN_PYTEST, str(pytest_folder(python)), "--side=cell", "-n2", *IN_ORDER]
+    pytest = [str(python), "-c", RUN_PYTEST, str(pytest_folder(python))]
+    command = [*MAKE_WAY, *pytest, "--side=cell", "-n2", *IN_ORDER]
     # one thread per worker, as in a cell: two workers on two cores must not fight over them
     variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     command += [f"--junitxml={report}", *arguments]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.run_all import MAKE_WAY
 from toto_compat.errors import ExitCode
 from toto_compat.evidence.schema import Outcome
 from toto_compat.evidence.store import Run, StoredCell, load_run
@@ -90,7 +91,8 @@ class Project:
 
     def run(self, profile: str, run_name: str, *options: str) -> Finished:
         selectors = [cell_name(profile, cache) for cache in PROFILES[profile]["caches"]]
-        command = [sys.executable, "-m", "toto_compat.cli", "matrix", *selectors, "--profile", profile]
+        cli = [sys.executable, "-m", "toto_compat.cli"]
+        command = [*MAKE_WAY, *cli, "matrix", *selectors, "--profile", profile]
         settings = ["--runtime", "venv", "--device", "cpu", "--jobs", "1", "--run", run_name, *options]
         finished = subprocess.run(
             [*command, *settings],

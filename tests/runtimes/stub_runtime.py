@@ -53,6 +53,9 @@ class StubRuntime(VenvRuntime):
         self.broken = broken
         self.lock = lock
 
+    def obstacle(self, environment_name: str, environment: Environment) -> str:  # noqa: ARG002
+        return ""
+
     def lock_of(self, environment_name: str, environment: Environment) -> str | None:  # noqa: ARG002
         return None if environment_name in self.broken else self.lock
 

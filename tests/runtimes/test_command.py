@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from tests.runtimes.stub_runtime import MATRIX_TEXT, StubRuntime
 from toto_compat.cli import cli
-from toto_compat.errors import EngineError, EnvironmentBuildError, ExitCode, SelectionError, StorageError
+from toto_compat.errors import EnvironmentBuildError, ExitCode, SelectionError, StorageError
 from toto_compat.evidence.store import find_run, load_run
 from toto_compat.runtimes import command
 
@@ -151,10 +151,20 @@ def test_results_that_cannot_be_written_are_told_before_anything_runs(project: P
     assert "--results" in result.exception.hint
 
 
-def test_what_is_not_there_yet_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    slurm = matrix(None, "--executor", "slurm")
-    assert isinstance(slurm.exception, EngineError)
-    assert "not available" in slurm.exception.message
+def test_a_required_cell_that_nobody_selected_is_told_as_that() -> None:
+    result = matrix(StubRuntime(), "torch-2.13.0-cpu/*", "--require", "torch-2.12.0-cpu/upstream/default")
+    assert isinstance(result.exception, SelectionError)
+    assert "torch-2.12.0-cpu/upstream/default is not among the 2 cells" in result.exception.message
+    assert "select it" in result.exception.hint
+
+
+def test_the_plan_says_what_cannot_be_built_before_anything_is_tried(project: Path) -> None:
+    text = MATRIX_TEXT.replace('torch: "2.13.0", build: cpu', 'torch: "2.13.0", build: cpu, python: "3.99"')
+    (project / "matrix.yaml").write_text(text, encoding="utf-8")
+    result = matrix(None, "torch-2.13.0-cpu/*", "--dry-run", "--runtime", "venv")
+    assert result.exit_code == 0
+    assert "torch-2.13.0-cpu (cannot be built)" in result.stderr
+    assert "Python 3.99 is not on this machine" in result.stderr
 
 
 def test_cuda_without_a_gpu_is_an_error_that_names_the_way_out() -> None:

@@ -339,3 +339,13 @@ def test_a_probe_that_the_engine_refuses_is_an_error_of_its_environment_alone(
     runtime = DockerRuntime(source, "hash", limits=SMALL_LIMITS)
     with pytest.raises(EnvironmentBuildError, match=f"{SMALL}: the engine refuses a container"):
         runtime.probe(SMALL, SMALL_ENVIRONMENT, "toto-compat/nobody-has-this:1", Device.CPU, lambda _: None)
+
+
+@pytest.mark.docker
+def test_an_environment_without_a_lock_is_told_before_anything_is_built(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_small_project(tmp_path / "docker", monkeypatch)
+    runtime = DockerRuntime(tmp_path, "hash", limits=SMALL_LIMITS)
+    assert runtime.obstacle(SMALL, SMALL_ENVIRONMENT) == ""
+    assert "torch-9.9.8-cpu has no lock" in runtime.obstacle("torch-9.9.8-cpu", SMALL_ENVIRONMENT)

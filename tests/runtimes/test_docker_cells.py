@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,22 @@ def folder(client: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def in_container(folder: Path) -> Run:
+def finished(folder: Path) -> dict[str, subprocess.CompletedProcess[str]]:
+    """The image, then the cells and the incident beside each other: nobody looks at the clock here."""
+    built = command("images", "build", ENVIRONMENT, folder=folder)
+    assert built.returncode == ExitCode.OK, built.stdout + built.stderr
     cells = [f"{ENVIRONMENT}/{cache}/default" for cache in CACHES]
     options = ("--profile", "quick", "--runtime", "docker", "--device", "cpu", "--run", "containers")
-    done = command("matrix", *cells, *options, folder=folder)
+    with ThreadPoolExecutor() as pool:
+        matrix = pool.submit(command, "matrix", *cells, *options, folder=folder)
+        incident = ("repro", str(INCIDENT), "--environment", ENVIRONMENT, "--runtime", "docker")
+        repro = pool.submit(command, *incident, folder=folder)
+        return {"matrix": matrix.result(), "repro": repro.result()}
+
+
+@pytest.fixture(scope="module")
+def in_container(folder: Path, finished: dict[str, subprocess.CompletedProcess[str]]) -> Run:
+    done = finished["matrix"]
     assert done.returncode == ExitCode.OK, done.stdout + done.stderr
     return load_run(folder / "results" / "containers")
 
@@ -100,8 +113,10 @@ def test_the_result_says_which_image_it_comes_from(in_container: Run, client: do
     assert "g++" in provenance.system_packages  # apt layers drift, so they are written down
 
 
-def test_productions_incident_is_reproduced_in_its_container(folder: Path, in_container: Run) -> None:
-    done = command("repro", str(INCIDENT), "--environment", ENVIRONMENT, "--runtime", "docker", folder=folder)
+def test_productions_incident_is_reproduced_in_its_container(
+    finished: dict[str, subprocess.CompletedProcess[str]],
+) -> None:
+    done = finished["repro"]
     assert done.stdout.splitlines()[-1] == "REPRODUCED", done.stdout + done.stderr
     assert "6/7: kv_cache._current_idx[7] == 0" in done.stdout
     assert done.returncode == ExitCode.OK

@@ -1,16 +1,16 @@
 """doctor says what is here and gives the command for what is not, whatever the state of the machine."""
 
 import json
-import socket
-import threading
 from pathlib import Path
 
+import docker
 import pytest
 from click.testing import CliRunner
 
 from tests.runtimes.stub_runtime import MATRIX_TEXT
 from toto_compat.cli import cli
-from toto_compat.runtimes.doctor import Finding, State, _ask_socket, examine_docker, what_it_can_run
+from toto_compat.matrix.load import load_matrix
+from toto_compat.runtimes.doctor import Finding, State, examine_docker, examine_environments, what_it_can_run
 
 
 @pytest.fixture(autouse=True)
@@ -42,45 +42,35 @@ def test_a_bare_machine_gets_a_command_for_each_missing_part(tmp_path: Path, mon
     assert found["C++ compiler"]["state"] == "missing"
 
 
-def test_an_engine_that_answers_is_ok_with_its_version(tmp_path: Path) -> None:
-    path = tmp_path / "docker.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(1024)
-                connection.sendall(b'HTTP/1.0 200 OK\r\n\r\n{"Version": "27.1"}')
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        finding = _ask_socket(path)
-        thread.join(10)
-    assert (finding.state, finding.found) == (State.OK, f"version 27.1 at {path}")
+@pytest.mark.parametrize("host", ["garbage", "tcp://127.0.0.1:abc", "tcp://[::1", "tcp://127.0.0.1:9"])
+def test_an_address_where_no_engine_is_gets_a_fix_and_no_ok(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    engine = examine_docker()
+    assert engine.state is State.OPTIONAL
+    assert host in engine.found
+    assert "DOCKER_HOST" in engine.fix
 
 
-def test_a_socket_nobody_listens_on_is_stale(tmp_path: Path) -> None:
-    path = tmp_path / "docker.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-    assert "stale" in _ask_socket(path).found
+@pytest.mark.docker
+def test_an_engine_that_answers_is_ok_with_its_version(client: docker.DockerClient) -> None:
+    engine = examine_docker()
+    assert engine.state is State.OK
+    assert engine.found.startswith(f"version {client.version()['Version']} at ")
 
 
-def test_a_socket_one_may_not_use_names_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "docker.sock").touch()
+def test_a_python_that_is_missing_matters_only_where_there_are_no_containers(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = MATRIX_TEXT.replace('torch: "2.12.0", build: cpu', 'torch: "2.12.0", build: cpu, python: "3.99"')
+    (project / "matrix.yaml").write_text(text, encoding="utf-8")
+    matrix = load_matrix(project / "matrix.yaml")
 
-    def refuse(_self: socket.socket, _address: str) -> None:
-        raise PermissionError
+    def state(*, in_containers: bool) -> State:
+        found = examine_environments(matrix, in_containers=in_containers)
+        return next(finding.state for finding in found if finding.part == "torch-2.12.0-cpu")
 
-    monkeypatch.setattr("toto_compat.runtimes.doctor.socket.socket.connect", refuse)
-    assert "usermod -aG docker" in _ask_socket(tmp_path / "docker.sock").fix
-
-
-def test_a_remote_engine_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
-    assert "does not answer" in next(examine_docker()).found
+    assert state(in_containers=False) is State.MISSING
+    assert state(in_containers=True) is State.OPTIONAL
 
 
 def test_without_a_compiler_the_summary_says_that_nothing_runs() -> None:

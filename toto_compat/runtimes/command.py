@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,14 @@ from types import FrameType
 
 import click
 
-from toto_compat.errors import EngineError, EnvironmentBuildError, ExitCode, InputError, TotoCompatError
+from toto_compat.errors import (
+    EngineError,
+    EnvironmentBuildError,
+    ExitCode,
+    InputError,
+    SelectionError,
+    TotoCompatError,
+)
 from toto_compat.evidence.schema import CellResult, Failure, Outcome, Provenance
 from toto_compat.evidence.store import (
     CellStore,
@@ -50,7 +57,6 @@ class Asked:
     selectors: tuple[str, ...]
     profile: str
     runtime: str
-    executor: str
     device: str
     jobs: int | None
     fresh: bool
@@ -110,7 +116,6 @@ class Judged:
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
 @click.option("--profile", default="quick", show_default=True, help="How hard each cell is tried.")
 @click.option("--runtime", type=click.Choice(["auto", "docker", "venv"]), default="auto", show_default=True)
-@click.option("--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), help="Cells at a time.  [default: one per GPU, on a CPU up to 2]")
 @click.option("--fresh", is_flag=True, help="Run every cell again, also those that did not change.")
@@ -126,7 +131,6 @@ def matrix_command(
     selectors: tuple[str, ...],
     profile: str,
     runtime: str,
-    executor: str,
     device: str,
     jobs: int | None,
     fresh: bool,
@@ -146,7 +150,6 @@ def matrix_command(
         selectors=selectors,
         profile=profile,
         runtime=runtime,
-        executor=executor,
         device=device,
         jobs=jobs,
         fresh=fresh,
@@ -190,7 +193,7 @@ def select_cells(asked: Asked) -> Selected:
     named_profile(matrix, asked.profile)
     device = choose_device(asked.device)
     cells = select(expand(matrix), asked.selectors) if asked.selectors else default_selection(matrix, device)
-    required = select(cells, asked.require) if asked.require else []
+    required = select_required(cells, matrix, asked.require) if asked.require else []
     return Selected(
         asked=asked,
         matrix=matrix,
@@ -199,6 +202,19 @@ def select_cells(asked: Asked) -> Selected:
         required=tuple(cell.identifier for cell in required),
         device=device,
     )
+
+
+def select_required(cells: Sequence[Cell], matrix: Matrix, selectors: Sequence[str]) -> Sequence[Cell]:
+    """Of the cells that will run; one that the matrix has but nobody selected is told as that."""
+    try:
+        return select(cells, selectors)
+    except SelectionError:
+        in_matrix = select(expand(matrix), selectors)  # what matches nothing at all is told with the nearest names
+        left_out = next(cell.identifier for cell in in_matrix if cell not in cells)
+        raise SelectionError(
+            f"--require: {left_out} is not among the {len(cells)} cells that are to run",
+            hint=f"select it as well: `toto-compat matrix {left_out} ...`",
+        ) from None
 
 
 def choose_device(asked: str) -> Device:
@@ -217,8 +233,6 @@ def choose_device(asked: str) -> Device:
 
 def plan_run(selected: Selected) -> Planned:
     asked = selected.asked
-    if asked.executor == "slurm":
-        raise EngineError("--executor slurm is not available in this version", hint="--executor local runs cells here")
     source, source_hash = stage_source()
     runtime = choose_runtime(selected, source, source_hash)
     store = CellStore(cache_folder() / "evidence")
@@ -398,7 +412,7 @@ def describe_run(planned: Planned) -> RunInfo:
         selectors=asked.selectors,
         profile=asked.profile,
         runtime=planned.runtime.name,
-        executor=asked.executor,
+        executor="local",
         device=selected.device.value,
         cells=tuple(cell.identifier for cell in selected.cells),
         gates=gate_limits(selected.matrix, asked.profile),

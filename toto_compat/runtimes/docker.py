@@ -57,6 +57,7 @@ from toto_compat.runtimes.engine import (
     open_client,
     wheel_runs_on,
 )
+from toto_compat.runtimes.locks import read_lock
 from toto_compat.runtimes.machine import find_gpus
 from toto_compat.runtimes.probe import ANSWER_FILE, NONCE_FILE
 from toto_compat.runtimes.seam import OnLine, PreparedEnvironment
@@ -113,6 +114,13 @@ class DockerRuntime:
         except EnvironmentBuildError:
             return None
         return plan.identity if plan is not None and built and not self._rebuild else None
+
+    def obstacle(self, environment_name: str, environment: Environment) -> str:
+        try:
+            read_lock(environment_name, environment)
+        except EnvironmentBuildError as error:
+            return str(error)
+        return ""
 
     def prepare(self, environment_name: str, environment: Environment, say: OnLine) -> PreparedEnvironment:
         """Image and probe: an environment that comes out of here can run cells."""

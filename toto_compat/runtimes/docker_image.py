@@ -195,7 +195,8 @@ def read_dockerfile() -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise EnvironmentBuildError(
-            f"{path}: {error.strerror}", hint="images are built from a checkout of the project; or use --runtime venv"
+            f"{path}: {error.strerror}",
+            hint="images are built from a checkout of the project; `--runtime venv` needs neither",
         ) from error
 
 

@@ -1,27 +1,26 @@
 """`toto-compat doctor`: what this machine can run, and the command that would get each missing part."""
 
 import json
-import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 
-from toto_compat.errors import EnvironmentBuildError
+from toto_compat.errors import EngineError, EnvironmentBuildError
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Device, Matrix
+from toto_compat.runtimes.engine import engine_endpoint, open_client
 from toto_compat.runtimes.machine import core_count, cpu_model, find_gpus
 from toto_compat.runtimes.pythons import compiler_version, find_compiler, find_python, how_to_get_python
 from toto_compat.runtimes.source import cache_folder
 from toto_compat.runtimes.venv import disk_needed, read_built, venv_folder
 
-_TIMEOUT_SECONDS = 3.0
+_TIMEOUT_SECONDS = 3
 
 
 class State(StrEnum):
@@ -42,11 +41,12 @@ class Finding:
 
 def examine(matrix: Matrix | None) -> Iterator[Finding]:
     yield Finding("processor", State.OK, f"{cpu_model()}, {core_count()} cores")
+    engine = examine_docker()
     yield examine_compiler()
-    yield from examine_environments(matrix)
+    yield from examine_environments(matrix, in_containers=engine.state is State.OK)
     yield examine_disk(matrix)
     yield from examine_gpu()
-    yield from examine_docker()
+    yield engine
     yield examine_slurm()
     yield examine_chromium()
 
@@ -59,8 +59,8 @@ def examine_compiler() -> Finding:
     return Finding("C++ compiler", State.OK, f"{compiler_version(compiler)} ({compiler})")
 
 
-def examine_environments(matrix: Matrix | None) -> Iterator[Finding]:
-    """Whether each environment's Python is here; builds nothing."""
+def examine_environments(matrix: Matrix | None, *, in_containers: bool) -> Iterator[Finding]:
+    """Whether each environment's Python is here; builds nothing. A container brings its own."""
     if matrix is None:
         yield Finding("environments", State.OPTIONAL, "no matrix.yaml here", "run it in the project's folder")
         return
@@ -72,7 +72,10 @@ def examine_environments(matrix: Matrix | None) -> Iterator[Finding]:
         python = pythons[minor]
         built = read_built(venv_folder(name, environment))
         found = f"built, torch {built.torch}" if built else f"not built yet, {python.found}"
-        yield Finding(name, State.OK if built else python.state, found, "" if built else python.fix)
+        state = State.OK if built else python.state
+        if state is State.MISSING and in_containers:
+            state, found = State.OPTIONAL, f"runs in a container; for a virtualenv or a new lock: {python.found}"
+        yield Finding(name, state, found, "" if built else python.fix)
 
 
 def examine_python(minor: str) -> Finding:
@@ -113,55 +116,19 @@ def examine_gpu() -> Iterator[Finding]:
         yield Finding("GPU in containers", State.OK, "NVIDIA container runtime is installed")
 
 
-def examine_docker() -> Iterator[Finding]:
-    """Ask the socket itself: a `docker` program without an engine behind it is no use, and the reverse is enough."""
-    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-    address = urlsplit(host)
-    if address.scheme == "unix":
-        yield _ask_socket(Path(address.path))
-    else:
-        answers = address.scheme != "tcp" or _tcp_answers(address.hostname or "", address.port or 2375)
-        state = State.OK if answers else State.OPTIONAL
-        found = f"DOCKER_HOST is {host}" + ("" if answers else ", which does not answer")
-        yield Finding("Docker engine", state, found, "" if answers else "check DOCKER_HOST, or unset it")
-
-
-def _ask_socket(path: Path) -> Finding:
-    part = "Docker engine"
-    install = "`apt-get install docker.io` and start the service; without it cells run in virtualenvs"
-    if not path.exists():
-        return Finding(part, State.OPTIONAL, f"no engine: {path} is not there", install)
+def examine_docker() -> Finding:
+    """Ask the engine itself, where the runs will look for it: a `docker` program without one behind it is no use."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_TIMEOUT_SECONDS)
-            connection.connect(str(path))
-            connection.sendall(b"GET /version HTTP/1.0\r\nHost: docker\r\n\r\n")
-            chunks = []
-            while chunk := connection.recv(65536):
-                chunks.append(chunk)
-        version = json.loads(b"".join(chunks).partition(b"\r\n\r\n")[2]).get("Version", "unknown")
-    except PermissionError:
-        user = os.environ.get("USER", "$USER")
-        fix = f"`sudo usermod -aG docker {user}`, then log in again"
-        return Finding(part, State.OPTIONAL, f"{path}: no permission to use the engine", fix)
-    except ConnectionRefusedError:
-        return Finding(part, State.OPTIONAL, f"{path} is stale: no engine behind it", "`systemctl start docker`")
-    except (OSError, ValueError, AttributeError) as error:
-        return Finding(part, State.OPTIONAL, f"{path} does not answer properly: {error}", "`systemctl restart docker`")
-    return Finding(part, State.OK, f"version {version} at {path}")
-
-
-def _tcp_answers(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=_TIMEOUT_SECONDS):
-            return True
-    except OSError:
-        return False
+        client = open_client(timeout=_TIMEOUT_SECONDS)
+    except EngineError as error:
+        return Finding("Docker engine", State.OPTIONAL, error.message, error.hint)
+    with closing(client):
+        return Finding("Docker engine", State.OK, f"version {client.version()['Version']} at {engine_endpoint()[0]}")
 
 
 def examine_slurm() -> Finding:
     if not shutil.which("sbatch"):
-        return Finding("Slurm", State.OPTIONAL, "no sbatch", "only for --executor slurm: use a cluster's login node")
+        return Finding("Slurm", State.OPTIONAL, "no sbatch", "a cluster's login node has it; no command needs it yet")
     try:
         done = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

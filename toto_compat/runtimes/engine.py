@@ -22,7 +22,8 @@ from toto_compat.matrix.schema import Device, Environment
 from toto_compat.runtimes.machine import Gpu
 
 LABEL = "toto-compat"  # on every container, volume and image that is made; its value says what the thing is
-START_HINT = "`docker/engine.sh start` installs and starts one on Debian; or use --runtime venv"
+NO_ENGINE_NEEDED = "`nox -s matrix -- --runtime venv` needs none"
+START_HINT = f"`docker/engine.sh start` installs and starts one on Debian; {NO_ENGINE_NEEDED}"
 
 # From NVIDIA's table of minor version compatibility: a newer minor release of CUDA runs on the same driver.
 _MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -97,11 +98,11 @@ def blame_connection(endpoint: str, error: BaseException) -> EngineError:
     if any(isinstance(cause, PermissionError) for cause in causes):
         return EngineError(
             f"no permission to use the engine at {endpoint}",
-            hint="`sudo usermod -aG docker $USER` and log in again; or use --runtime venv",
+            hint=f"`sudo usermod -aG docker $USER` and log in again; {NO_ENGINE_NEEDED}",
         )
     if any(isinstance(cause, FileNotFoundError) for cause in causes):
         return EngineError(f"there is no container engine at {endpoint}", hint=START_HINT)
-    if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
+    if endpoint.startswith("unix:") and any(isinstance(cause, ConnectionRefusedError) for cause in causes):
         return EngineError(
             f"the engine at {endpoint} is not running (its socket is there, nobody answers)", hint=START_HINT
         )

@@ -31,6 +31,7 @@ class PlannedCell:
 class Plan:
     cells: tuple[PlannedCell, ...]
     to_build: dict[str, Environment]
+    obstacles: dict[str, str]  # of those to be built, by name
     download_bytes: int
     disk_bytes: int
     seconds: float
@@ -75,6 +76,7 @@ def make_plan(cells: Sequence[PlannedCell], runtime: Runtime, store: CellStore, 
     return Plan(
         cells=tuple(cells),
         to_build=to_build,
+        obstacles={name: found for name, env in to_build.items() if (found := runtime.obstacle(name, env))},
         download_bytes=sum(download_size(environment) for environment in to_build.values()),
         disk_bytes=sum(disk_needed(environment) for environment in to_build.values()),
         seconds=seconds + sum(_BUILD_SECONDS[environment.device] for environment in to_build.values()),
@@ -116,10 +118,11 @@ def plan_text(plan: Plan) -> str:
     for name in environments:
         own = [cell for cell in plan.cells if cell.request.environment_name == name]
         kept = sum(cell.stored is not None for cell in own)
-        state = "to be built" if name in plan.to_build else "ready"
+        state = "cannot be built" if name in plan.obstacles else "to be built" if name in plan.to_build else "ready"
         on_cpu = own[0].request.environment.device is Device.CUDA and own[0].request.device is Device.CPU
         note = ", its CUDA build on the CPU" if on_cpu else ""
         lines.append(f"  {name} ({state}{note}): {len(own) - kept} to run, {kept} from the store")
+        lines += [f"    {line.strip()}" for line in plan.obstacles.get(name, "").splitlines()]
         lines += [f"    {cell.request.cell}{_when(cell)}" for cell in own]
     if plan.to_build:
         lines.append(
@@ -139,6 +142,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "device": plan.device.value,
         "jobs": plan.jobs,
         "environments_to_build": list(plan.to_build),
+        "obstacles": plan.obstacles,
         "download_bytes": plan.download_bytes,
         "disk_bytes": plan.disk_bytes,
         "estimated_seconds": round(plan.seconds),

@@ -31,6 +31,9 @@ class Runtime(Protocol):
     def lock_of(self, environment_name: str, environment: Environment) -> str | None:
         """The lock identity if the environment is there already; None if it must be built first. Cheap."""
 
+    def obstacle(self, environment_name: str, environment: Environment) -> str:
+        """Why the environment cannot be built, as far as that can be told without trying; mostly empty. Cheap."""
+
     def prepare(self, environment_name: str, environment: Environment, say: OnLine) -> PreparedEnvironment:
         """Build the environment or find it built. Raises EnvironmentBuildError or EngineError."""
 

@@ -344,6 +344,13 @@ class VenvRuntime:
         built = read_built(venv_folder(environment_name, environment))
         return built.lock if built else None
 
+    def obstacle(self, environment_name: str, environment: Environment) -> str:  # noqa: ARG002 - the protocol's
+        try:
+            find_python(environment.python)
+        except EnvironmentBuildError as error:
+            return str(error)
+        return ""
+
     def prepare(self, environment_name: str, environment: Environment, say: OnLine) -> PreparedEnvironment:
         return build_venv(environment_name, environment, say)
 
