@@ -100,7 +100,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def release_check(session: nox.Session) -> None:
-    """Fail if the package index has torch releases that matrix.yaml lacks."""
+    """Fail if the package index has a torch release newer than everything in matrix.yaml."""
     install(session)
     session.run("toto-compat", "releases", "--check", *session.posargs)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from toto_compat.cli import COMMANDS, cli
+from toto_compat.cli import COMMANDS, cli, main
 from toto_compat.errors import ExitCode, TotoCompatError
 
 
@@ -66,6 +66,18 @@ def test_a_missing_log_is_an_input_error(tmp_path: Path) -> None:
     assert shown.returncode in {ExitCode.INPUT, ExitCode.USAGE}
     assert "absent.log" in shown.stderr
     assert "Traceback" not in shown.stderr
+
+
+def test_clicks_own_exit_ends_the_command_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command("stub")
+    def stub() -> None:
+        click.get_current_context().exit(ExitCode.FINDINGS)
+
+    monkeypatch.setattr(cli, "get_command", lambda *_: stub)
+    monkeypatch.setattr(sys, "argv", ["toto-compat", "stub"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.FINDINGS
 
 
 def test_exit_codes_tell_the_error_classes_apart() -> None:

@@ -64,7 +64,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command; turn a TotoCompatError into its message and exit code."""
     try:
-        cli(standalone_mode=False)
+        ended = cli(standalone_mode=False)
     except TotoCompatError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.code)
@@ -74,7 +74,8 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         sys.exit(ExitCode.INTERRUPTED)
-    sys.exit(ExitCode.OK)
+    # without standalone mode click's own exit is a return value
+    sys.exit(ended if isinstance(ended, int) else ExitCode.OK)
 
 
 if __name__ == "__main__":

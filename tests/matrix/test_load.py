@@ -299,6 +299,68 @@ def test_broken_yaml_is_told_with_its_line(write: Write, text: str, line: int) -
     assert any(mistake.startswith(f"{line}: ") for mistake in mistakes_in(write(text)))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "    <<: *cpu\n",
+            "    <<: *cpus\n",
+            "found the undefined alias *cpus; accepted the name of an anchor that stands above it: &cpus;"
+            " did you mean cpu?",
+        ),
+        ("  stock: {}\n", "\tstock: {}\n", "found a tab; accepted spaces to indent with"),
+        ("    <<: *cpu\n", "    <<: *cpu\n\tpython: '3.12'\n", "found a tab; accepted spaces to indent with"),
+        ("model: tiny", "model: 'tiny", "found unexpected end of stream while scanning a quoted scalar; accepted"),
+        ("model: tiny}", "model: tiny", "found broken YAML (while parsing a flow mapping expected ',' or '}', but got"),
+    ],
+)
+def test_what_the_yaml_parser_stumbles_over_is_told_in_plain_words(write: Write, old: str, new: str, told: str) -> None:
+    [mistake] = mistakes_in(write(changed(old, new)))
+    assert mistake.partition(": ")[2].startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("schema: 1", "schema: 1\nlimits: {memory: 8 gigs}", "found '8 gigs'; accepted an amount such as 8g or 512m"),
+        ("schema: 1", "schema: 1\nlimits: {tmp: 2}", 'found 2 (a number); accepted text in quotes: "2"'),
+        ("build: cu128", "build: cuda", "found 'cuda'; accepted cpu, or the CUDA tag of the wheel, such as cu128"),
+        ('torch: "2.9.0"', 'torch: "2.9"', "found '2.9'; accepted one exact PyTorch release, such as 2.13.0"),
+        ("    build: cpu\n", "    build: cpu\n    python: py3\n", "accepted Python minor version, such as 3.11"),
+        ("  production: {recompile_limit: 256}\n", "", "found 'production'; accepted stock"),
+        ("reduce-overhead]", "reduce-overhead]\nlimits: {}\nproduction: x", "found 'x'; accepted torch-2.13.0-cpu, "),
+        ("modes: [default, reduce-overhead]", "modes: []", "found an empty list; accepted at least 1 of them"),
+    ],
+)
+def test_what_is_accepted_is_said_by_example_and_not_by_pattern(write: Write, old: str, new: str, told: str) -> None:
+    mistakes = mistakes_in(write(changed(old, new)))
+    assert any(told in mistake for mistake in mistakes), mistakes
+    assert not any("^" in mistake for mistake in mistakes)
+
+
+def test_a_reference_into_a_section_that_is_empty_says_so(write: Write) -> None:
+    data = yaml.safe_load(SMALL) | {"production": "torch-2.9.0-cu128", "environments": {}}
+    mistakes = mistakes_in(write(yaml.safe_dump(data)))
+    told = "production: found 'torch-2.9.0-cu128'; accepted a name under environments, where there is none yet"
+    assert any(mistake.endswith(told) for mistake in mistakes), mistakes
+
+
+@pytest.mark.parametrize("section", list(yaml.safe_load(SMALL)))
+def test_a_section_that_is_missing_is_told_with_what_goes_there(write: Write, section: str) -> None:
+    data = {name: value for name, value in yaml.safe_load(SMALL).items() if name != section}
+    [mistake] = [one for one in mistakes_in(write(yaml.safe_dump(data))) if f": {section}: found nothing" in one]
+    assert not mistake.endswith("accepted a value")
+
+
+@pytest.mark.parametrize("missing", ["iterations", "workload"])
+def test_a_key_that_a_profile_lacks_is_told_with_what_goes_there(write: Write, missing: str) -> None:
+    data = yaml.safe_load(SMALL)
+    del data["profiles"]["quick"][missing]
+    [mistake] = mistakes_in(write(yaml.safe_dump(data)))
+    assert f"profiles.quick.{missing}: found nothing; accepted a " in mistake
+    assert not mistake.endswith("accepted a value")
+
+
 def test_a_file_that_is_not_text_is_told_plainly(tmp_path: Path) -> None:
     path = tmp_path / "matrix.yaml"
     path.write_bytes(b"schema: \xff\xfe1")

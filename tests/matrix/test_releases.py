@@ -116,11 +116,18 @@ def test_every_cuda_environment_shipped_is_the_default_wheel_of_its_release() ->
     assert builds == {torch: default_build(Version(torch)) for torch in builds}
 
 
-def test_check_fails_only_when_a_release_is_missing(index: Path) -> None:
+def test_check_fails_only_on_a_release_newer_than_everything_in_the_matrix(index: Path) -> None:
     publish(index, *IN_MATRIX)
     complete = run("--check")
     assert (complete.exit_code, "has every torch release" in complete.output) == (ExitCode.OK, True)
+    publish(index, "2.14.1", "2.12.1")  # left out on purpose
+    between = run("--check")
+    assert between.exit_code == ExitCode.OK
+    assert "newer than everything in it: none" in between.output
+    assert "between releases that it has: 2.14.1, 2.12.1" in between.output
+    assert run("--check", "--json").exit_code == ExitCode.OK
     publish(index, "2.15.1")
+    assert run("--check", "--json").exit_code == ExitCode.FINDINGS
     assert run("--check").exit_code == ExitCode.FINDINGS
     lacking = run()
     assert lacking.exit_code == ExitCode.OK

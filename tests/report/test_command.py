@@ -1,6 +1,7 @@
 """`report` and `diff` from the command line: formats, other limits, exit codes, clear errors."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.verdict.sample_cells import (
     with_suite,
 )
 from tests.verdict.stored_runs import store_run
+from toto_compat.cli import main
 from toto_compat.errors import ExitCode, SelectionError
 from toto_compat.matrix.schema import Gate, GateLimit, Suite
 from toto_compat.report.command import FORMATS, diff_command, report_command
@@ -61,7 +63,10 @@ def test_other_limits_judge_an_old_run_and_leave_its_files_alone(results: Path, 
     strict.write_text("gates: {speedup: {min: 50}}\n", encoding="utf-8")
     before = sorted(path.name for path in (results / "first").iterdir())
     document = json.loads(report(results, "first", "--format", "json", "--gates", str(strict)).stdout)
-    assert {row["decided_by"] for row in document["rows"]} == {"speedup"}
+    assert {row["cache"]: row["decided_by"] for row in document["rows"]} == {
+        "fixed_size": "speedup",
+        "list_index": "recompile_limit",
+    }
     assert sorted(path.name for path in (results / "first").iterdir()) == before
 
 
@@ -113,6 +118,45 @@ def test_a_slowdown_is_told_and_fails_only_when_asked(results: Path) -> None:
     finished = diff(results, "first", "slower", "--fail-on-regression")
     assert finished.exit_code == ExitCode.FINDINGS
     assert "| regressed | torch-2.13.0-cpu/fixed_size/default" in finished.stdout
+
+
+def test_a_regression_fails_the_command_itself(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["diff", "first", "slower", "--fail-on-regression", "--results", str(results)]
+    monkeypatch.setattr(sys, "argv", ["toto-compat", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.FINDINGS
+
+
+@pytest.mark.parametrize("row_is_there", [False, True], ids=["the row is gone", "its evidence is gone"])
+def test_a_row_that_is_no_longer_known_to_pass_fails_like_a_regression(results: Path, row_is_there: bool) -> None:
+    undecided = with_figures(good_result(), {Gate.MEMORY: None})
+    store_run(results, "lost", [undecided, production_incident()] if row_is_there else [production_incident()])
+    assert diff(results, "first", "lost").exit_code == 0
+    finished = diff(results, "first", "lost", "--fail-on-regression")
+    assert finished.exit_code == ExitCode.FINDINGS
+    assert "| missing  | torch-2.13.0-cpu/fixed_size/default" in finished.stdout
+
+
+def test_a_failing_row_that_is_gone_is_no_regression(results: Path) -> None:
+    store_run(results, "only-good", [good_result()])
+    finished = diff(results, "first", "only-good", "--fail-on-regression")
+    assert finished.exit_code == 0
+    assert "1 missing" in finished.stdout
+
+
+def test_a_copied_run_is_shown_under_the_name_that_finds_it(results: Path, tmp_path: Path) -> None:
+    shutil.copytree(results / "first", results / "reference" / "cpu")
+    assert diff(results, "first", "reference/cpu").stdout.startswith("first -> reference/cpu: ")
+    document = json.loads(diff(results, "reference/cpu", "--json").stdout)
+    assert (document["before"], document["after"]) == ("reference/cpu", "again")  # what `latest` points to
+    for form in ("summary", "junit", "decision"):
+        assert "reference/cpu" in report(results, "reference/cpu", "--format", form).stdout
+    report(results, "reference/cpu", "--format", "html")
+    assert "<b>reference/cpu</b>" in (results / "reference" / "cpu" / "compatibility.html").read_text(encoding="utf-8")
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(results / "first", elsewhere)
+    assert str(elsewhere) in report(results, str(elsewhere), "--format", "summary").stdout
 
 
 def test_limits_that_moved_between_runs_are_no_change(results: Path) -> None:

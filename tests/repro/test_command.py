@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from toto_compat.errors import ExitCode, SelectionError
+from toto_compat.errors import EnvironmentBuildError, ExitCode, SelectionError
 from toto_compat.evidence.schema import CellResult, Failure, Outcome, Provenance, SuiteEvidence
 from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.schema import Device, Suite
@@ -115,6 +115,22 @@ def test_an_unknown_cache_is_refused_with_the_nearest_name() -> None:
     run = CliRunner().invoke(repro_command, arguments)
     assert isinstance(run.exception, SelectionError)
     assert "fixed_size" in run.exception.hint
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "-inf", "soon"])
+def test_a_timeout_that_is_no_time_is_a_usage_error(minutes: str) -> None:
+    run = CliRunner().invoke(repro_command, [str(INCIDENT), "--timeout", minutes])
+    assert run.exit_code == ExitCode.USAGE
+    assert "--timeout" in run.output and minutes in run.output
+
+
+def test_cuda_without_a_gpu_is_refused_before_anything_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toto_compat.runtimes.command.find_gpus", tuple)
+    monkeypatch.setattr("toto_compat.repro.command.reproduce", lambda *_: pytest.fail("it was run"))
+    arguments = [str(INCIDENT), "--device", "cuda", "--matrix", str(ROOT / "matrix.yaml")]
+    run = CliRunner().invoke(repro_command, arguments)
+    assert isinstance(run.exception, EnvironmentBuildError)
+    assert "no NVIDIA GPU" in run.exception.message
 
 
 def test_without_an_engine_docker_is_refused_and_not_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

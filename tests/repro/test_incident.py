@@ -1,5 +1,6 @@
 """An incident is matched by the fields it names, and a near miss says in what it differs."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -84,22 +85,55 @@ def test_too_few_is_not_enough() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("schema: 1\ntitle: x\n", "environment: Field required"),
-        ("schema: 1\nexpect: []\n", "expect: Tuple should have at least 1 item"),
-        ("a: [", "not valid YAML"),
-        ("", "the file: Input should be"),
+        ("schema: 1\ntitle: x\n", "1: environment: found nothing; accepted name of the environment in matrix.yaml"),
+        ("schema: 1\nexpect: []\n", "2: expect: found an empty list; accepted at least 1 of them"),
+        ("schema: 1\ndate: 2025-10-30\n", '2: date: found 2025-10-30 (a date); accepted text in quotes: "2025-10-30"'),
+        ("schema: 1\ntitel: x\n", "did you mean title?"),
+        ("schema: 1\nexpect:\n- kind: recompil\n", "3: expect[0].kind: found 'recompil'; accepted "),
+        ("schema: 1\nexpect:\n- kind: recompil\n", "did you mean recompile?"),
+        ("schema: 1\nworkload:\n  modell: tiny\n", "3: workload.modell: found an unknown key; "),
+        ("a: [", "1: found broken YAML"),
+        ("", "1: found an empty file"),
+        ("just text", "1: found 'just text'; accepted a mapping with schema, title, "),
     ],
 )
-def test_a_file_that_is_no_incident_is_refused_with_the_key(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_no_incident_is_refused_with_line_key_and_nearest_name(
+    tmp_path: Path, text: str, said: str
+) -> None:
     path = tmp_path / "incident.yaml"
     path.write_text(text)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=re.escape(said)) as caught:
+        load_incident(path)
+    assert "accepted a value" not in caught.value.message
+    assert "incidents/" in caught.value.hint
+
+
+def test_a_key_written_twice_is_refused_and_not_decided_by_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "incident.yaml"
+    path.write_text(INCIDENT.read_text().replace("cache: list_index\n", "cache: list_index\ncache: fixed_size\n"))
+    with pytest.raises(InputError, match="cache: found the key a second time"):
         load_incident(path)
 
 
-def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
-        load_incident(tmp_path / "none.yaml")
+@pytest.mark.parametrize("torch", ["2.x", "2.9", ">=2.9", "2.9.0+cu128"])
+def test_a_release_that_no_torch_can_have_is_refused(tmp_path: Path, torch: str) -> None:
+    path = tmp_path / "incident.yaml"
+    path.write_text(INCIDENT.read_text().replace('torch: "2.9.0"', f'torch: "{torch}"'))
+    with pytest.raises(InputError, match=re.escape(f"expect[1].torch: found {torch!r}; accepted the one exact")):
+        load_incident(path)
+
+
+def test_a_missing_file_a_folder_and_a_binary_are_input_errors_with_a_hint(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, said in (
+        (tmp_path / "none.yaml", "does not exist"),
+        (tmp_path, "is a folder, not a file"),
+        (binary, "not UTF-8 text"),
+    ):
+        with pytest.raises(InputError, match=said) as caught:
+            load_incident(path)
+        assert "incidents/" in caught.value.hint
 
 
 def test_every_shipped_incident_is_valid() -> None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.verdict.sample_cells import (
     GATES,
     good_result,
@@ -13,7 +15,7 @@ from tests.verdict.sample_cells import (
     with_suite,
 )
 from toto_compat.evidence.schema import CellResult
-from toto_compat.matrix.schema import CompileSettings, Device, Gate, Suite
+from toto_compat.matrix.schema import CompileSettings, Device, Gate, GateLimit, Suite
 from toto_compat.verdict.decision import Answer, Decision, decide, settings_to_copy
 from toto_compat.verdict.gates import judge
 
@@ -30,7 +32,7 @@ def test_a_cpu_row_that_passes_leaves_cuda_unknown() -> None:
     decision = decided(good_result())
     assert decision.devices[Device.CPU].answer is Answer.ENABLE
     assert decision.devices[Device.CUDA].answer is Answer.NOT_ENOUGH_EVIDENCE
-    assert decision.devices[Device.CUDA].next_commands == ("toto-compat matrix '*' --device cuda",)
+    assert decision.devices[Device.CUDA].next_commands == ("nox -s matrix -- --device cuda",)
     assert decision.sentence.startswith("On CUDA it is not known whether compile can go back on")
     assert "This says nothing about CUDA." in decision.sentence
 
@@ -57,6 +59,26 @@ def test_enable_names_environment_cache_mode_releases_and_break_even() -> None:
         "TOTO_COMPILE=1",
         "TOTO_COMPILE_MODE=reduce-overhead",
     )
+
+
+@pytest.mark.parametrize("slower_release", ["2.8.0", "2.9.0"])
+def test_the_gain_that_is_promised_holds_in_every_environment_named(slower_release: str) -> None:
+    faster_release = "2.9.0" if slower_release == "2.8.0" else "2.8.0"
+    decision = decided(
+        with_figures(on_gpu(torch=slower_release), {Gate.SPEEDUP: 2.1}),
+        with_figures(on_gpu(torch=faster_release), {Gate.SPEEDUP: 4.3}),
+    )
+    found = decision.devices[Device.CUDA]
+    assert found.environments == ("torch-2.8.0-cu128", "torch-2.9.0-cu128")
+    assert "at least 2.10x faster" in found.sentence
+
+
+def test_no_gain_is_promised_where_an_environment_named_was_not_timed() -> None:
+    gates: dict[Gate, GateLimit] = {gate: limit for gate, limit in GATES.items() if gate is not Gate.SPEEDUP}
+    untimed = with_figures(on_gpu(torch="2.8.0"), {Gate.SPEEDUP: None})
+    found = decide([judge(result, gates) for result in (untimed, on_gpu())]).devices[Device.CUDA]
+    assert found.environments == ("torch-2.8.0-cu128", "torch-2.9.0-cu128")
+    assert "at least" not in found.sentence
 
 
 def test_settings_that_were_needed_are_part_of_the_answer() -> None:
@@ -142,5 +164,5 @@ def test_a_gpu_row_without_a_gpu_gives_no_answer() -> None:
 
 def test_nothing_at_all_is_answered_with_what_to_run() -> None:
     decision = decided()
-    assert "toto-compat matrix '*' --device cuda" in decision.sentence
+    assert "run nox -s matrix -- --device cuda on a machine with an NVIDIA GPU" in decision.sentence
     assert list(decision.devices) == [Device.CUDA]

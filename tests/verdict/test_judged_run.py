@@ -17,11 +17,15 @@ from tests.verdict.sample_cells import (
 from tests.verdict.stored_runs import store_run
 from toto_compat.errors import MatrixFileError, SelectionError, StorageError
 from toto_compat.evidence.schema import CellResult
-from toto_compat.evidence.store import cell_path
-from toto_compat.matrix.schema import Device, Gate, Suite
+from toto_compat.evidence.store import RunInfo, cell_path, load_run
+from toto_compat.matrix.schema import Device, Gate, GateLimit, Suite
 from toto_compat.verdict.decision import Answer
 from toto_compat.verdict.gates import Status
 from toto_compat.verdict.judged_run import JudgedRun, load_judged_run, read_gates
+
+
+def info_of(folder: Path) -> RunInfo:
+    return load_run(folder).info
 
 
 def test_an_old_run_is_judged_by_other_limits(tmp_path: Path) -> None:
@@ -29,20 +33,41 @@ def test_an_old_run_is_judged_by_other_limits(tmp_path: Path) -> None:
     assert load_judged_run(folder).cells[0].verdict is Status.PASS
     other = tmp_path / "other.yaml"
     other.write_text("recompiles_total: {max: 2}\n", encoding="utf-8")
-    judged = load_judged_run(folder, read_gates(other))
+    judged = load_judged_run(folder, read_gates(other, info_of(folder)))
     assert judged.cells[0].decided_by is Gate.RECOMPILES_TOTAL
-    assert set(judged.cells[0].gates) == {Gate.RECOMPILES_TOTAL}
+    assert judged.gates == {**GATES, Gate.RECOMPILES_TOTAL: GateLimit(max=2)}
+
+
+def test_a_file_with_one_limit_leaves_the_runs_other_gates_in_force(tmp_path: Path) -> None:
+    folder = store_run(tmp_path, "r1", [production_incident(), good_result()])
+    other = tmp_path / "other.yaml"
+    other.write_text("gates: {speedup: {min: 1.0}}\n", encoding="utf-8")
+    judged = load_judged_run(folder, read_gates(other, info_of(folder)))
+    assert {cell.result.request.cache.name: cell.verdict for cell in judged.cells} == {
+        "list_index": Status.FAIL,
+        "fixed_size": Status.PASS,
+    }
+
+
+def test_by_a_stricter_limit_the_row_with_the_fewest_failures_is_still_the_closest(tmp_path: Path) -> None:
+    folder = store_run(tmp_path, "r1", [production_incident(), good_result()])
+    other = tmp_path / "other.yaml"
+    other.write_text("speedup: {min: 5}\n", encoding="utf-8")
+    judged = load_judged_run(folder, read_gates(other, info_of(folder)))
+    assert "closest is torch-2.13.0-cpu/fixed_size/default" in judged.decision.devices[Device.CPU].sentence
 
 
 def test_gates_of_a_matrix_file_take_the_profiles_own_on_top(tmp_path: Path) -> None:
+    info = info_of(store_run(tmp_path, "r1", [good_result()], gates={}))
     path = tmp_path / "matrix.yaml"
     path.write_text(
         "gates: {speedup: {min: 2}, memory: {max: 1.5}}\nprofiles: {strict: {gates: {speedup: {min: 3}}}}\n",
         encoding="utf-8",
     )
-    assert read_gates(path)[Gate.SPEEDUP].min == 2
-    assert read_gates(path, "strict")[Gate.SPEEDUP].min == 3
-    assert read_gates(path, "strict")[Gate.MEMORY].max == 1.5
+    assert read_gates(path, info)[Gate.SPEEDUP].min == 2
+    strict = read_gates(path, info.model_copy(update={"profile": "strict"}))
+    assert strict[Gate.SPEEDUP].min == 3
+    assert strict[Gate.MEMORY].max == 1.5
 
 
 @pytest.mark.parametrize(
@@ -59,15 +84,17 @@ def test_gates_of_a_matrix_file_take_the_profiles_own_on_top(tmp_path: Path) -> 
 def test_a_mistake_in_a_gates_file_names_the_file_and_the_key(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "gates.yaml"
     path.write_text(text, encoding="utf-8")
+    info = info_of(store_run(tmp_path, "r1", [good_result()]))
     with pytest.raises(MatrixFileError) as caught:
-        read_gates(path)
+        read_gates(path, info)
     assert "gates.yaml" in str(caught.value)
     assert told in str(caught.value)
 
 
 def test_a_missing_gates_file_is_an_error_with_its_name(tmp_path: Path) -> None:
+    info = info_of(store_run(tmp_path, "r1", [good_result()]))
     with pytest.raises(MatrixFileError, match=r"absent\.yaml"):
-        read_gates(tmp_path / "absent.yaml")
+        read_gates(tmp_path / "absent.yaml", info)
 
 
 def test_a_run_without_limits_asks_for_them(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_the_record_holds_answer_evidence_date_and_when_to_look_again(tmp_path: 
 def test_missing_evidence_comes_with_the_command_to_run(tmp_path: Path) -> None:
     text = decision_record(load_judged_run(store_run(tmp_path, "cpu", [good_result()])))
     assert "## CUDA: Not enough evidence" in text
-    assert "toto-compat matrix '*' --device cuda" in text
+    assert "nox -s matrix -- --device cuda" in text
     assert "As soon as the missing evidence" in text
 
 

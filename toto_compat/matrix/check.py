@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,8 @@ def _name_mistakes(document: Document) -> Iterator[Mistake]:
 
 
 def _reference_mistakes(document: Document) -> Iterator[Mistake]:
-    names = {section: [name for name, _ in _section(document, section)] for section in ("workloads", "settings")}
     for name, profile in _section(document, "profiles"):
-        yield from _unknown(document, ("profiles", name, "workload"), profile.get("workload"), names["workloads"])
+        yield from _unknown(document, ("profiles", name, "workload"), profile.get("workload"), "workloads")
         yield from _repeated(document, ("profiles", name, "suites"), profile.get("suites"))
         if profile.get("suites") == []:
             yield document.mistake(("profiles", name, "suites"), "an empty list", "at least one suite")
@@ -73,13 +72,12 @@ def _reference_mistakes(document: Document) -> Iterator[Mistake]:
         place: KeyPath = ("caches", name, "settings")
         settings = cache.get("settings", ["stock"])
         if settings == []:
-            yield document.mistake(place, "an empty list", listed(names["settings"]))
+            yield document.mistake(place, "an empty list", _names_under(document, "settings"))
         for index, reference in enumerate(settings if isinstance(settings, list) else ()):
-            yield from _unknown(document, (*place, index), reference, names["settings"])
+            yield from _unknown(document, (*place, index), reference, "settings")
         yield from _repeated(document, place, settings)
     if isinstance(document.data, dict):
-        environments = [name for name, _ in _section(document, "environments")]
-        yield from _unknown(document, ("production",), document.data.get("production"), environments)
+        yield from _unknown(document, ("production",), document.data.get("production"), "environments")
 
 
 def _cache_source_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
@@ -158,9 +156,15 @@ def _section(document: Document, name: str) -> list[tuple[str, dict[str, Any]]]:
     return [(key, entry if isinstance(entry, dict) else {}) for key, entry in entries]
 
 
-def _unknown(document: Document, place: KeyPath, reference: Any, names: Sequence[str]) -> Iterator[Mistake]:
+def _unknown(document: Document, place: KeyPath, reference: Any, section: str) -> Iterator[Mistake]:
+    names = [name for name, _ in _section(document, section)]
     if isinstance(reference, str) and reference not in names:
-        yield document.mistake(place, describe_value(reference), listed(names), nearest_name(reference, names))
+        accepted = _names_under(document, section)
+        yield document.mistake(place, describe_value(reference), accepted, nearest_name(reference, names))
+
+
+def _names_under(document: Document, section: str) -> str:
+    return listed(name for name, _ in _section(document, section)) or f"a name under {section}, where there is none yet"
 
 
 def _repeated(document: Document, place: KeyPath, items: Any) -> Iterator[Mistake]:

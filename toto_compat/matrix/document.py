@@ -1,6 +1,7 @@
 """YAML as plain data that remembers where each key stands, and the mistakes that point there."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,12 +59,7 @@ def read_document(path: Path) -> Document:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        found = " ".join(part for part in (error.context, error.problem) if part)
-        raise matrix_file_error(
-            path, [Mistake(line, column, "", found or "broken YAML", "well-formed YAML")]
-        ) from error
+        raise matrix_file_error(path, [_yaml_mistake(error, text)]) from error
     except yaml.YAMLError as error:
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
         raise matrix_file_error(path, [Mistake(line, 1, "", str(error).splitlines()[0], "well-formed YAML")]) from error
@@ -74,6 +70,25 @@ def read_document(path: Path) -> Document:
     reader = _NodeReader()
     data = reader.value(root, ())
     return Document(data, reader.positions, tuple(sorted(reader.mistakes)))
+
+
+def _yaml_mistake(error: yaml.MarkedYAMLError, text: str) -> Mistake:
+    """What the YAML parser stumbled over, in the words of the other mistakes."""
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    problem = error.problem or ""
+    if "'\\t'" in problem:
+        return Mistake(line, column, "", "a tab", "spaces to indent with")
+    if alias := re.fullmatch(r"found undefined alias '(.+)'", problem):
+        anchors = re.findall(r"&([\w-]+)", text)
+        accepted = f"the name of an anchor that stands above it: &{alias[1]}"
+        return Mistake(line, column, "", f"the undefined alias *{alias[1]}", accepted, nearest_name(alias[1], anchors))
+    if problem.startswith("found "):
+        found = " ".join(part for part in (problem.removeprefix("found "), error.context) if part)
+    else:
+        told = " ".join(part for part in (error.context, problem) if part)
+        found = f"broken YAML ({told})" if told else "broken YAML"
+    return Mistake(line, column, "", found, "well-formed YAML")
 
 
 @dataclass
@@ -166,7 +181,8 @@ def describe_value(value: Any) -> str:
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
     if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "a mapping"
+        kind = "list" if isinstance(value, list) else "mapping"
+        return f"a {kind}" if value else f"an empty {kind}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value} (a number)" if isinstance(value, int | float) else f"{value} (a {type(value).__name__})"
@@ -185,7 +201,11 @@ def _dotted(path: KeyPath) -> str:
 
 
 def matrix_file_error(path: Path, mistakes: Sequence[Mistake]) -> MatrixFileError:
+    return MatrixFileError(describe_mistakes(path, mistakes), hint="every key is described by: toto-compat schema")
+
+
+def describe_mistakes(path: Path, mistakes: Sequence[Mistake]) -> str:
+    """Every mistake on a line of its own, in the order of the file."""
     count = f"{len(mistakes)} mistake{'s' if len(mistakes) != 1 else ''}"
     lines = [mistake.describe(path) for mistake in sorted(mistakes, key=lambda one: (one.line, one.column, one.path))]
-    hint = "every key is described by: toto-compat schema"
-    return MatrixFileError("\n  ".join([f"{path} has {count}:", *lines]), hint=hint)
+    return "\n  ".join([f"{path} has {count}:", *lines])

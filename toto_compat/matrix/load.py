@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from datetime import date
 from enum import EnumType
 from pathlib import Path
 from types import UnionType
@@ -61,7 +62,7 @@ def load_matrix(path: Path) -> Matrix:
     try:
         matrix = Matrix.model_validate(document.data)
     except ValidationError as error:
-        mistakes += [_schema_mistake(document, detail) for detail in error.errors()]
+        mistakes += schema_mistakes(document, Matrix, error)
     mistakes += cross_check(document, path.parent)
     if mistakes or matrix is None:
         raise matrix_file_error(path, mistakes)
@@ -102,12 +103,17 @@ _ACCEPTED_BY_ERROR = {
 }
 
 
-def _schema_mistake(document: Document, detail: ErrorDetails) -> Mistake:
+def schema_mistakes(document: Document, model: type[BaseModel], error: ValidationError) -> list[Mistake]:
+    """Everything in which a document is not what the model of its file asks for."""
+    return [_schema_mistake(document, model, detail) for detail in error.errors()]
+
+
+def _schema_mistake(document: Document, model: type[BaseModel], detail: ErrorDetails) -> Mistake:
     """One pydantic error as a line, a found and an accepted."""
     location = tuple(part for part in detail["loc"] if part != "[key]")
     about_key = "[key]" in detail["loc"]
-    parent, leaf = _annotation_at(location[:-1]), location[-1] if location else ""
-    annotation = _key_annotation(parent) if about_key else _annotation_at(location)
+    parent, leaf = _annotation_at(model, location[:-1]), location[-1] if location else ""
+    annotation = _key_annotation(parent) if about_key else _annotation_at(model, location)
     context: Mapping[str, Any] = detail.get("ctx", {})
     found, accepted, nearest = describe_value(detail["input"]), "", None
     choices = _choices(annotation)
@@ -123,11 +129,10 @@ def _schema_mistake(document: Document, detail: ErrorDetails) -> Mistake:
             wrong = str(leaf) if about_key else str(detail["input"])
             nearest = nearest_name(wrong, choices)
         case "string_type":
-            quoted = isinstance(detail["input"], (int, float)) and not isinstance(detail["input"], bool)
+            quoted = isinstance(detail["input"], int | float | date) and not isinstance(detail["input"], bool)
             accepted = f'text in quotes: "{detail["input"]}"' if quoted else "text"
         case "string_pattern_mismatch":
-            description = _field_description(parent, str(leaf)) or "text"
-            accepted = f"{description}, matching {context['pattern']}"
+            accepted = _field_description(parent, str(leaf)) or f"text that matches {context['pattern']}"
         case "too_short":
             accepted = f"at least {context['min_length']} of them"
         case "model_type" | "model_attributes_type":
@@ -139,9 +144,9 @@ def _schema_mistake(document: Document, detail: ErrorDetails) -> Mistake:
     return document.mistake(location, found, accepted, nearest)
 
 
-def _annotation_at(path: Iterable[str | int]) -> Any:
+def _annotation_at(model: type[BaseModel], path: Iterable[str | int]) -> Any:
     """The type the schema gives to a place in the file; None where it knows of no such place."""
-    annotation: Any = Matrix
+    annotation: Any = model
     for part in path:
         annotation = _without_none(annotation)
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):

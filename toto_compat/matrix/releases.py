@@ -135,19 +135,26 @@ def _most_similar(matrix: Matrix, version: Version, build: str) -> Environment:
 
 
 @click.command("releases")
-@click.option("--check", is_flag=True, help=f"Exit with {int(ExitCode.FINDINGS)} when the matrix lacks a release.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help=f"Exit with {int(ExitCode.FINDINGS)} when there is a release newer than everything in the matrix.",
+)
 @click.option("--pre", "include_prereleases", is_flag=True, help="Look at release candidates and nightlies too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @matrix_option
 def releases_command(check: bool, include_prereleases: bool, as_json: bool, matrix_file: Path | None) -> None:
-    """Torch releases on your package index that matrix.yaml does not have yet, and the lines to add."""
+    """Torch releases on your package index that matrix.yaml does not have yet, and the lines to add.
+
+    Releases between those that it has are listed too, but may be left out on purpose: --check is about newer ones.
+    """
     path = find_matrix_file(matrix_file)
     matrix = load_matrix(path)
     missing = missing_releases(matrix, available_torch_releases(include_prereleases=include_prereleases))
+    newer = [release.torch for release in missing if release.newer_than_matrix]
     if as_json:
         click.echo(json.dumps({"matrix": str(path), "missing": [asdict(release) for release in missing]}, indent=2))
     elif missing:
-        newer = [release.torch for release in missing if release.newer_than_matrix]
         between = [release.torch for release in missing if not release.newer_than_matrix]
         click.echo(f"{path} lacks {len(missing)} torch releases of your package index:")
         click.echo(f"  newer than everything in it: {', '.join(newer) or 'none'}")
@@ -156,6 +163,5 @@ def releases_command(check: bool, include_prereleases: bool, as_json: bool, matr
         click.echo("\n".join(release.stanza for release in missing), nl=False)
     else:
         click.echo(f"{path} has every torch release of your package index since its oldest one.")
-    if check and missing:
-        # Not click's own exit: without standalone mode that is a return value, which the command's caller drops.
+    if check and newer:
         sys.exit(ExitCode.FINDINGS)

@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 
 from toto_compat.strict_model import StrictModel
 
+TORCH_RELEASE = r"^\d+\.\d+\.\d+([a-z]+\d+)?$"
+_AMOUNT = r"^\d+[mg]$"
+
 
 class Device(StrEnum):
     CPU = "cpu"
@@ -42,9 +45,9 @@ class Gate(StrEnum):
 class Environment(StrictModel):
     """One pinned software stack. Its name is its identity: torch-<release>-<build>[-<what differs>]."""
 
-    torch: str = Field(description="PyTorch release, exact", pattern=r"^\d+\.\d+\.\d+([a-z]+\d+)?$")
-    build: str = Field(description="cpu, or the CUDA tag of the wheel: cu128", pattern=r"^(cpu|cu\d{3})$")
-    python: str = Field(default="3.11", description="Python minor version", pattern=r"^3\.\d+$")
+    torch: str = Field(description="one exact PyTorch release, such as 2.13.0", pattern=TORCH_RELEASE)
+    build: str = Field(description="cpu, or the CUDA tag of the wheel, such as cu128", pattern=r"^(cpu|cu\d{3})$")
+    python: str = Field(default="3.11", description="Python minor version, such as 3.11", pattern=r"^3\.\d+$")
     toto_ts: str = Field(default="0.2.0", description="toto-ts release on the package index")
     xformers: str | None = Field(
         default=None, description="xformers release, or null: it swaps attention, norm, SwiGLU"
@@ -83,8 +86,8 @@ class CompileSettings(StrictModel):
 
 class CsvSeries(StrictModel):
     path: str = Field(description="relative to the matrix file")
-    time_column: str
-    value_columns: tuple[str, ...] = Field(min_length=1)
+    time_column: str = Field(description="name of the column that holds the time")
+    value_columns: tuple[str, ...] = Field(min_length=1, description="names of the columns to forecast")
 
 
 class Workload(StrictModel):
@@ -138,10 +141,10 @@ class GateLimit(StrictModel):
 class Profile(StrictModel):
     """How hard a cell is tried."""
 
-    iterations: int = Field(ge=1)
+    iterations: int = Field(ge=1, description="a whole number of rounds of timed forecasts")
     forecasts_per_iteration: int = Field(default=12, ge=1, description="timed forecasts per iteration and contestant")
     repeats: int = Field(default=1, ge=1, description="fresh processes the speed suite is repeated in")
-    workload: str
+    workload: str = Field(description="a name under workloads")
     suites: tuple[Suite, ...] = tuple(Suite)
     gates: dict[Gate, GateLimit] = Field(default={}, description="limits that replace the general ones")
     timeout_minutes: float = Field(default=30, gt=0, description="per cell")
@@ -151,9 +154,9 @@ class Limits(StrictModel):
     """What one cell may use, in a container or not."""
 
     cpus: int = Field(default=2, ge=1)
-    memory: str = Field(default="8g", pattern=r"^\d+[mg]$")
-    shm: str = Field(default="1g", pattern=r"^\d+[mg]$")
-    tmp: str = Field(default="2g", pattern=r"^\d+[mg]$")
+    memory: str = Field(default="8g", pattern=_AMOUNT, description="an amount such as 8g or 512m")
+    shm: str = Field(default="1g", pattern=_AMOUNT, description="size of /dev/shm, such as 1g or 512m")
+    tmp: str = Field(default="2g", pattern=_AMOUNT, description="size of /tmp, such as 2g or 512m")
     pids: int = Field(default=512, ge=16)
     threads: int = Field(
         default=1, ge=1, description="torch intra-op threads: one, so that cells do not disturb each other"
@@ -167,11 +170,21 @@ class Matrix(StrictModel):
     production: str | None = Field(
         default=None, description="the environment production runs; part of the default on a GPU"
     )
-    environments: dict[str, Environment] = Field(min_length=1)
-    caches: dict[str, CacheSource] = Field(min_length=1)
-    settings: dict[str, CompileSettings] = Field(min_length=1)
-    modes: tuple[Literal["default", "reduce-overhead", "max-autotune"], ...] = Field(min_length=1)
-    profiles: dict[str, Profile] = Field(min_length=1)
-    workloads: dict[str, Workload] = Field(min_length=1)
-    gates: dict[Gate, GateLimit]
+    environments: dict[str, Environment] = Field(
+        min_length=1, description="software stacks by name, torch-<release>-<build>: {torch, build, ...}"
+    )
+    caches: dict[str, CacheSource] = Field(min_length=1, description="KV caches by name: {source: builtin}")
+    settings: dict[str, CompileSettings] = Field(
+        min_length=1, description="sets of compile settings by name, such as stock: {}, PyTorch's own"
+    )
+    modes: tuple[Literal["default", "reduce-overhead", "max-autotune"], ...] = Field(
+        min_length=1, description="a list out of default, reduce-overhead, max-autotune"
+    )
+    profiles: dict[str, Profile] = Field(
+        min_length=1, description="ways to try a cell by name: {iterations, workload, ...}"
+    )
+    workloads: dict[str, Workload] = Field(
+        min_length=1, description="kinds of series to forecast by name: {model: tiny, ...}"
+    )
+    gates: dict[Gate, GateLimit] = Field(description="a limit for every gate: {max: 0} or {min: 1}")
     limits: Limits = Limits()

@@ -4,13 +4,14 @@ import json
 import sys
 import webbrowser
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import click
 from tabulate import tabulate
 
 from toto_compat.errors import ExitCode
-from toto_compat.evidence.store import find_run, load_run, write_atomically
+from toto_compat.evidence.store import Run, find_run, load_run, write_atomically
 from toto_compat.report.ci import badge, junit_xml, step_summary
 from toto_compat.report.compatibility import as_json, compatibility
 from toto_compat.report.table import escaped_markdown, markdown_table, terminal_table
@@ -23,7 +24,7 @@ _RESULTS = click.option(
     "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
 )
 _GATES = click.option(
-    "--gates", type=click.Path(path_type=Path), help="Judge by the limits of this YAML file instead of the run's own."
+    "--gates", type=click.Path(path_type=Path), help="Limits in this YAML file replace the run's own; the others hold."
 )
 
 
@@ -38,13 +39,12 @@ def report_command(
     *, run: str, form: str, gates: Path | None, open_page: bool, output: Path | None, results: Path
 ) -> None:
     """Show a RUN (a name under results/, a path, or 'latest'), judged from its stored evidence."""
-    folder = find_run(run, results)
-    stored = load_run(folder)
-    judged = judge_run(stored, read_gates(gates, stored.info.profile) if gates else None)
+    stored = _stored_run(run, results)
+    judged = judge_run(stored, read_gates(gates, stored.info) if gates else None)
     if open_page or form == "html":
         # the run's own page stays what its own limits say
         name = f"compatibility-{gates.stem}.html" if gates else "compatibility.html"
-        page = output or folder / name
+        page = output or stored.folder / name
         _write_page(judged, page, results)
         if open_page:
             webbrowser.open(page.resolve().as_uri())
@@ -66,7 +66,11 @@ def report_command(
 @_GATES
 @click.option("--json", "as_json_text", is_flag=True, help="Print the changes as JSON.")
 @click.option("--all", "show_all", is_flag=True, help="List the rows that stayed the same, too.")
-@click.option("--fail-on-regression", is_flag=True, help=f"Exit with {ExitCode.FINDINGS.value} if a row got worse.")
+@click.option(
+    "--fail-on-regression",
+    is_flag=True,
+    help=f"Exit with {ExitCode.FINDINGS.value} if a row got worse, or one that was PASS is missing or undecided now.",
+)
 @_RESULTS
 def diff_command(
     *,
@@ -82,16 +86,24 @@ def diff_command(
 
     A name such as reference/cpu compares with the committed runs.
     """
-    old, new = load_run(find_run(before, results)), load_run(find_run(after, results))
+    old, new = _stored_run(before, results), _stored_run(after, results)
     # both by the same limits: a limit that moved is not a change of the model
-    limits = read_gates(gates, new.info.profile) if gates else new.info.gates
+    limits = read_gates(gates, new.info) if gates else new.info.gates
     rows = compare(judge_run(old, limits).cells, judge_run(new, limits).cells)
     if as_json_text:
         click.echo(as_json(_diff_as_json(old.info.name, new.info.name, rows)), nl=False)
     else:
         click.echo(_diff_as_text(old.info.name, new.info.name, rows, show_all=show_all))
-    if fail_on_regression and any(row.change is Change.REGRESSED for row in rows):
-        click.get_current_context().exit(ExitCode.FINDINGS)
+    if fail_on_regression and any(row.is_worse for row in rows):
+        sys.exit(ExitCode.FINDINGS)
+
+
+def _stored_run(name: str, results: Path) -> Run:
+    """The run under the name that finds it: one that was copied or committed still carries the name it ran under."""
+    stored = load_run(find_run(name, results))
+    root = results.resolve()
+    found_as = stored.folder.relative_to(root).as_posix() if stored.folder.is_relative_to(root) else name
+    return replace(stored, info=stored.info.model_copy(update={"name": found_as}))
 
 
 def _some(names: tuple[str, ...]) -> str:

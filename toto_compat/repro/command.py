@@ -1,6 +1,7 @@
 """`toto-compat repro INCIDENT.yaml`: production's environment, cache and settings again. Are the events the same?"""
 
 import json
+import math
 import shutil
 import sys
 from collections import Counter
@@ -25,6 +26,7 @@ from toto_compat.repro.incident import (
     load_incident,
     match_incident,
 )
+from toto_compat.runtimes.command import choose_device
 from toto_compat.runtimes.local import ReadyCell, run_cells
 from toto_compat.runtimes.machine import find_gpus
 from toto_compat.runtimes.progress import progress_for
@@ -32,6 +34,18 @@ from toto_compat.runtimes.seam import Runtime
 from toto_compat.runtimes.source import cache_folder, stage_source
 
 PROFILE_NAME = "repro"
+
+
+class Minutes(click.FloatRange):
+    """A time to wait: above zero and finite. The range alone would let nan and inf through."""
+
+    name = "minutes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        minutes = float(super().convert(value, param, ctx))
+        if not math.isfinite(minutes):
+            self.fail(f"{value} is not a finite number of minutes.", param, ctx)
+        return minutes
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,13 @@ class Reproduction:
 @click.option("--environment", metavar="NAME", help="Another environment than production's.")
 @click.option("--runtime", type=click.Choice(["auto", "docker", "venv"]), default="auto", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--timeout", default=45.0, show_default=True, help="Minutes until it is given up.")
+@click.option(
+    "--timeout",
+    type=Minutes(min=0, min_open=True),
+    default=45.0,
+    show_default=True,
+    help="Minutes until it is given up.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 @matrix_option
 def repro_command(
@@ -95,12 +115,6 @@ def repro_command(
     code = exit_code(reproduction)
     if code is not ExitCode.OK:
         sys.exit(code)
-
-
-def choose_device(asked: str) -> Device:
-    if asked == "auto":
-        return Device.CUDA if find_gpus() else Device.CPU
-    return Device(asked)
 
 
 def incident_request(

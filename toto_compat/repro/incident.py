@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import Field, ValidationError
 
-from toto_compat.errors import InputError
-from toto_compat.matrix.schema import CompileSettings, Workload
+from toto_compat.errors import InputError, MatrixFileError
+from toto_compat.matrix.document import describe_mistakes, read_document
+from toto_compat.matrix.load import schema_mistakes
+from toto_compat.matrix.schema import TORCH_RELEASE, CompileSettings, Workload
 from toto_compat.observe.events import Event, EventKind
 from toto_compat.strict_model import StrictModel
 
 # In the order in which a near miss is judged: the same place matters more than the same words.
 _COMPARED = ("function", "file", "line", "limit", "compile_id", "reason", "normalised_reason", "logged_from")
+
+_HINT = "an incident is a YAML file in UTF-8; those in incidents/ show the form"
 
 
 class ExpectedEvent(StrictModel):
@@ -29,23 +32,27 @@ class ExpectedEvent(StrictModel):
     reason: str | None = None
     normalised_reason: str | None = None
     logged_from: str | None = Field(default=None, description="torch's own source line; needs `torch` below to agree")
-    torch: str | None = Field(default=None, description="expected on this torch release only")
+    torch: str | None = Field(
+        default=None, description="the one exact torch release it is expected on, such as 2.9.0", pattern=TORCH_RELEASE
+    )
     at_least: int = Field(default=1, ge=1, description="how often")
 
 
 class Incident(StrictModel):
     """One incident file."""
 
-    schema_version: Literal[1] = Field(alias="schema")
-    title: str
-    date: str
+    schema_version: Literal[1] = Field(alias="schema", description="version of this file's format: 1")
+    title: str = Field(description="what happened, in a few words")
+    date: str = Field(description='the day it happened, in quotes: "2025-10-30"')
     source: str = Field(default="", description="where it was seen")
     environment: str = Field(description="name of the environment in matrix.yaml that production ran")
-    cache: str
+    cache: str = Field(description="name of the cache in matrix.yaml that production used")
     mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     settings: CompileSettings = CompileSettings()
     workload: Workload = Workload()
-    expect: tuple[ExpectedEvent, ...] = Field(min_length=1)
+    expect: tuple[ExpectedEvent, ...] = Field(
+        min_length=1, description="a list of the compiler events it showed: {kind, function, ...}"
+    )
 
 
 @dataclass(frozen=True)
@@ -62,26 +69,22 @@ class Match:
 
 
 def load_incident(path: Path) -> Incident:
-    """Read and check the file; InputError says which key is wrong."""
+    """Read and check the file; InputError lists every mistake in it, as for matrix.yaml."""
+    if path.is_dir() or not path.exists():
+        what = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise InputError(f"{path} {what}", hint="incidents/ holds those that ship with the project")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist", hint="incidents/ holds those that ship with the project") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not valid YAML: {error}", hint="see the files in incidents/ for the form") from error
+        document = read_document(path)
+    except MatrixFileError as error:
+        raise InputError(error.message, hint=_HINT) from error
+    mistakes = list(document.mistakes)
     try:
-        return Incident.model_validate(data)
+        incident = Incident.model_validate(document.data)
     except ValidationError as error:
-        mistakes = [
-            f"{'.'.join(str(part) for part in detail['loc']) or 'the file'}: {detail['msg']}"
-            for detail in error.errors(include_url=False)
-        ]
-        raise InputError(
-            f"{path} is no incident:\n    " + "\n    ".join(mistakes[:8]),
-            hint="see the files in incidents/ for the form",
-        ) from error
+        mistakes += schema_mistakes(document, Incident, error)
+    if mistakes:
+        raise InputError(describe_mistakes(path, mistakes), hint=_HINT)
+    return incident
 
 
 def match_incident(incident: Incident, events: Sequence[Event], torch: str) -> list[Match]:

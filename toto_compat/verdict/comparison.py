@@ -36,6 +36,12 @@ class RowChange:
     gates: tuple[GateChange, ...] = ()
 
     @property
+    def is_worse(self) -> bool:
+        """Regressed, or no longer known to pass: a row that is gone or undecided now says nothing good."""
+        lost = self.before is Status.PASS and self.after in (None, Status.INCONCLUSIVE)
+        return self.change is Change.REGRESSED or lost
+
+    @property
     def text(self) -> str:
         told = [found.text for found in self.gates if found.change is self.change and found.text]
         if not told:  # a verdict that flipped inside the noise has to be explained, not hidden

@@ -12,7 +12,7 @@ from packaging.version import Version
 from pydantic import TypeAdapter, ValidationError
 
 from toto_compat.errors import MatrixFileError, SelectionError
-from toto_compat.evidence.store import Run, load_run
+from toto_compat.evidence.store import Run, RunInfo, load_run
 from toto_compat.matrix.schema import Device, Gate, GateLimit
 from toto_compat.verdict.decision import Decision, UnfinishedCell, decide, torch_release
 from toto_compat.verdict.gates import JudgedCell, judge, limits_for
@@ -70,8 +70,11 @@ def in_table_order(cells: Iterable[JudgedCell]) -> tuple[JudgedCell, ...]:
     )
 
 
-def read_gates(path: Path, profile: str = "") -> dict[Gate, GateLimit]:
-    """Limits from a matrix file (with the profile's own on top), or from a file that holds nothing but gates."""
+def read_gates(path: Path, info: RunInfo) -> dict[Gate, GateLimit]:
+    """The run's own limits with those of a file on top: a matrix file, or one that holds nothing but gates.
+
+    Of a matrix file the limits of the run's profile come last. A gate that the file does not name stays as it was.
+    """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -82,9 +85,10 @@ def read_gates(path: Path, profile: str = "") -> dict[Gate, GateLimit]:
         raise MatrixFileError(f"{path}: found {type(document).__name__}, accepted a mapping of gate names to limits")
     general = _checked(path, "gates", document.get("gates", document))
     profiles = document.get("profiles")
-    own = profiles.get(profile, {}) if isinstance(profiles, dict) else {}
-    own_gates = own.get("gates") if isinstance(own, dict) else None
-    return limits_for(general, _checked(path, f"profiles.{profile}.gates", own_gates or {}))
+    profile = profiles.get(info.profile, {}) if isinstance(profiles, dict) else {}
+    profile_gates = profile.get("gates") if isinstance(profile, dict) else None
+    of_profile = _checked(path, f"profiles.{info.profile}.gates", profile_gates or {})
+    return {**info.gates, **limits_for(general, of_profile)}
 
 
 def _checked(path: Path, where: str, found: Any) -> dict[Gate, GateLimit]:
