@@ -13,6 +13,7 @@ from toto_compat import cell
 from toto_compat.cell import (
     Collected,
     GroupRun,
+    InterruptedCellError,
     Starter,
     group_environment,
     plan_groups,
@@ -20,7 +21,16 @@ from toto_compat.cell import (
     run_one_group,
     seconds_allowed,
 )
-from toto_compat.evidence.schema import CacheRequest, CellRequest, CellResult, Figure, Outcome, SuiteEvidence
+from toto_compat.evidence.schema import (
+    CacheRequest,
+    CellRequest,
+    CellResult,
+    Failure,
+    Figure,
+    Outcome,
+    Provenance,
+    SuiteEvidence,
+)
 from toto_compat.matrix.schema import Device, Environment, Profile, Suite, Workload
 from toto_compat.suites.group import SUITES_OF_GROUP, Group, GroupResult
 from toto_compat.suites.memory import MemoryRun
@@ -72,6 +82,13 @@ def good_result(group: Group) -> GroupResult:
             )
 
 
+MODEL_FAILED = SuiteEvidence(
+    suite=Suite.RECOMPILE,
+    outcome=Outcome.MODEL_FAILED,
+    failure=Failure(kind="exception", message="IndexError: out of range"),
+)
+
+
 class Groups:
     """Commands that stand in for the group processes: most finish, the named ones run a script of the test's."""
 
@@ -112,6 +129,13 @@ def test_what_one_group_saw_reaches_the_evidence_of_another(tmp_path: Path) -> N
     assert result.evidence[Suite.MEMORY].figures["compile_peak_bytes"].value == 300
 
 
+def test_only_after_the_recompile_suite_is_a_start_warm(tmp_path: Path) -> None:
+    crashed = Groups({Group.OBSERVE: "raise SystemExit(3)"})
+    for result in (run(tmp_path, Groups(), suites=(Suite.SPEED,)), run(tmp_path, crashed)):
+        assert result.evidence[Suite.SPEED].figures["warm_start_s"].value is None
+    assert run(tmp_path, Groups()).evidence[Suite.SPEED].figures["warm_start_s"].value == 2.0
+
+
 def test_provenance_is_complete_without_importing_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOTO_COMPAT_LOCK", "sha256:lock")
     monkeypatch.setenv("TOTO_COMPAT_RUNTIME", "venv")
@@ -124,6 +148,18 @@ def test_provenance_is_complete_without_importing_torch(tmp_path: Path, monkeypa
     assert provenance.cores >= 1
     assert provenance.memory_bytes > 0
     assert provenance.started <= provenance.finished
+
+
+def test_slow_programs_are_asked_before_the_groups_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, started_before = Groups(), []
+
+    def collect(*, started: str) -> Provenance:
+        started_before.append(list(groups.started))
+        return Provenance(started=started, compiler="g++ 12")
+
+    monkeypatch.setattr(cell, "collect_provenance", collect)
+    assert run(tmp_path, groups).provenance.compiler == "g++ 12"
+    assert started_before == [[]]
 
 
 def test_the_orchestrator_imports_no_torch() -> None:
@@ -142,6 +178,77 @@ def test_a_group_that_crashes_is_an_error_with_its_last_lines(tmp_path: Path) ->
         assert "SIGSEGV" in evidence.failure.message
         assert "half way" in evidence.failure.last_lines
     assert result.evidence[Suite.SPEED].outcome is Outcome.MEASURED
+
+
+# A result of the first of the group's suites, as a group leaves it that goes on with the second.
+HALF_A_RESULT = GroupResult(
+    evidence={Suite.EQUIVALENCE: SuiteEvidence(suite=Suite.EQUIVALENCE, outcome=Outcome.MEASURED)}
+).model_dump_json()
+
+
+def test_a_crash_costs_only_the_suites_that_were_not_finished(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, signal, sys\n"
+        f"pathlib.Path(sys.argv[1]).write_text({HALF_A_RESULT!r})\n"
+        "os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    evidence = run(tmp_path, Groups({Group.EQUIVALENCE: script})).evidence
+    assert evidence[Suite.EQUIVALENCE].outcome is Outcome.MEASURED
+    assert evidence[Suite.DETERMINISM].outcome is Outcome.ERROR
+    assert "SIGSEGV" in str(evidence[Suite.DETERMINISM].failure)
+
+
+def test_a_crash_after_the_last_suite_costs_nothing(tmp_path: Path) -> None:
+    whole = good_result(Group.EQUIVALENCE).model_dump_json()
+    script = f"import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text({whole!r}); os.abort()"
+    evidence = run(tmp_path, Groups({Group.EQUIVALENCE: script})).evidence
+    assert evidence[Suite.DETERMINISM].outcome is Outcome.MEASURED
+
+
+class HalfWay:
+    """Starts a stand-in for a process that is half way when waiting for it ends with an error."""
+
+    pid = 0
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def start(self, _run: GroupRun, output: Path, log: Path) -> "HalfWay":
+        output.write_text(HALF_A_RESULT)
+        log.touch()
+        return self
+
+    def wait(self, **_: object) -> int:
+        raise self._error
+
+
+def collected_half_way(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Collected:
+    monkeypatch.setattr(cell, "kill_group", lambda _process: -signal.SIGKILL)
+    collected = Collected()
+    request, equivalence = request_in(folder), GroupRun(Group.EQUIVALENCE)
+    try:
+        run_one_group(request, equivalence, collected, allowance=60.0, starter=HalfWay(error))  # type: ignore[arg-type]
+    except InterruptedCellError:
+        assert isinstance(error, InterruptedCellError)
+    return collected
+
+
+def test_a_timeout_costs_only_the_suites_that_were_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected = collected_half_way(tmp_path, subprocess.TimeoutExpired("group", 60.0), monkeypatch)
+    assert collected.results["equivalence"].tells_of(Suite.EQUIVALENCE)
+    assert collected.failures["equivalence"].kind == "timeout"
+    runs = [GroupRun(Group.EQUIVALENCE)]
+    assert cell.evidence_of(Suite.EQUIVALENCE, collected, runs).outcome is Outcome.MEASURED
+    assert cell.evidence_of(Suite.DETERMINISM, collected, runs).outcome is Outcome.ERROR
+
+
+def test_a_stop_costs_only_the_suites_that_were_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected = collected_half_way(tmp_path, InterruptedCellError(), monkeypatch)
+    runs = [GroupRun(Group.EQUIVALENCE)]
+    assert cell.evidence_of(Suite.EQUIVALENCE, collected, runs).outcome is Outcome.MEASURED
+    assert cell.evidence_of(Suite.DETERMINISM, collected, runs).outcome is Outcome.NOT_RUN
 
 
 def test_a_group_that_hangs_is_a_timeout(tmp_path: Path) -> None:
@@ -179,6 +286,21 @@ def test_a_kernel_kill_for_memory_is_told_apart_from_a_crash(tmp_path: Path, mon
     assert "SIGKILL" in failure.message
 
 
+def test_a_forecast_that_raised_beside_a_kernel_kill_for_memory_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = iter([0, 1, *[1] * 100])  # the first group's alone
+    monkeypatch.setattr(cell, "out_of_memory_kills", lambda: next(kills))
+    groups = Groups(results={Group.OBSERVE: GroupResult(evidence={Suite.RECOMPILE: MODEL_FAILED})})
+    result = run(tmp_path, groups)
+    evidence = result.evidence[Suite.RECOMPILE]
+    assert evidence.outcome is Outcome.ERROR
+    assert evidence.failure is not None
+    assert evidence.failure.kind == "out_of_memory"
+    assert "IndexError" in evidence.failure.message
+    assert result.evidence[Suite.SPEED].outcome is Outcome.MEASURED
+
+
 @pytest.mark.parametrize("left", ["", '{"evidence"', '{"unknown": 1}'])
 def test_a_result_that_cannot_be_read_is_an_error(tmp_path: Path, left: str) -> None:
     script = f"import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({left!r})"
@@ -193,14 +315,7 @@ def test_an_old_result_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
 
 
 def test_a_forecast_that_cannot_be_compiled_is_not_timed(tmp_path: Path) -> None:
-    failed = SuiteEvidence.model_validate(
-        {
-            "suite": "recompile",
-            "outcome": "model_failed",
-            "failure": {"kind": "exception", "message": "IndexError: out of range"},
-        }
-    )
-    groups = Groups(results={Group.OBSERVE: GroupResult(evidence={Suite.RECOMPILE: failed})})
+    groups = Groups(results={Group.OBSERVE: GroupResult(evidence={Suite.RECOMPILE: MODEL_FAILED})})
     result = run(tmp_path, groups)
     assert groups.started == ["observe", "equivalence", "cudagraph"]
     assert result.evidence[Suite.RECOMPILE].outcome is Outcome.MODEL_FAILED
@@ -292,6 +407,38 @@ def test_a_cell_told_to_stop_leaves_a_result_and_no_process(tmp_path: Path) -> N
     assert result.evidence[Suite.RECOMPILE].outcome is Outcome.NOT_RUN
     with pytest.raises(ProcessLookupError):
         os.kill(int(log.read_text()), 0)
+
+
+@pytest.mark.parametrize("kind", [None, "interrupted"])
+def test_a_signal_while_the_result_is_put_together_does_not_cost_it(tmp_path: Path, kind: str | None) -> None:
+    """Whether the cell has finished by then or was told to stop once already, while it started its group."""
+    request = request_in(tmp_path / "work", suites=(Suite.CUDAGRAPH,))
+    (tmp_path / "request.json").write_text(request.model_dump_json(by_alias=True))
+    program = (
+        "import os, signal, sys, toto_compat.cell as cell\n"
+        "def signalled(function, *numbers):\n"
+        "    def call(*arguments, **options):\n"
+        "        for number in numbers:\n"
+        "            os.kill(os.getpid(), number)\n"
+        "        return function(*arguments, **options)\n"
+        "    return call\n"
+        "both = (signal.SIGTERM, signal.SIGINT)\n"
+        f"stops = {'both[:1]' if kind else '()'}\n"
+        "command = signalled(lambda *_: [sys.executable, '-c', ''], *stops)\n"
+        "cell.run_cell.__kwdefaults__['command'] = command\n"
+        "cell.complete_provenance = signalled(cell.complete_provenance, *both)\n"
+        "cell.write_atomically = signalled(cell.write_atomically, *both)\n"
+        "sys.exit(cell.main(sys.argv[1:]))\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "request.json"), str(tmp_path / "result.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    result = CellResult.model_validate_json((tmp_path / "result.json").read_text())
+    assert (result.failure.kind if result.failure else None) == kind
 
 
 def test_progress_is_told_suite_by_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

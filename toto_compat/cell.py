@@ -19,23 +19,17 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from toto_compat.errors import ExitCode
-from toto_compat.evidence.provenance import collect_provenance, now
-from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Figure, Outcome, SuiteEvidence
+from toto_compat.evidence.provenance import collect_provenance, complete_provenance, now
+from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Figure, Outcome, Provenance, SuiteEvidence
 from toto_compat.matrix.schema import Device, Suite
 from toto_compat.suites.fork_server import ForkServer
 from toto_compat.suites.group import LAST_LINES, SUITES_OF_GROUP, Group, GroupResult, write_atomically
-from toto_compat.suites.memory import MemoryRun, memory_evidence
+from toto_compat.suites.memory import OUT_OF_MEMORY_TEXTS, MemoryRun, memory_evidence
 from toto_compat.suites.speed import speed_evidence
 
 # The runtime kills the cell at the profile's timeout: stop before that, with a result.
 _SHARE_OF_TIMEOUT = 0.95
-_OUT_OF_MEMORY_TEXTS = (
-    "OutOfMemoryError",
-    "MemoryError",
-    "not enough memory",
-    "std::bad_alloc",
-    "Cannot allocate memory",
-)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class InterruptedCellError(Exception):
@@ -113,7 +107,8 @@ class Starter:
     def _fork_server(self) -> ForkServer | None:
         if self._server is None and self._may_fork:
             environment = group_environment(self._request, Group.OBSERVE)
-            self._server = ForkServer(environment, Path(self._request.work_folder) / "fork_server.log")
+            log = Path(self._request.work_folder) / "fork_server.log"
+            self._server = ForkServer(environment, log, self._request.quiet_lock)
             if not self._server.is_ready():
                 self.close()
                 self._may_fork = False
@@ -134,6 +129,10 @@ def plan_groups(request: CellRequest) -> list[GroupRun]:
             repeats = request.profile.repeats if group is Group.SPEED and Suite.SPEED in asked else 1
             runs += [GroupRun(group, number) for number in range(1, repeats + 1)]
     return runs
+
+
+def suites_asked_of(request: CellRequest, run: GroupRun) -> list[Suite]:
+    return [suite for suite in SUITES_OF_GROUP[run.group] if suite in request.profile.suites]
 
 
 def group_environment(request: CellRequest, group: Group) -> dict[str, str]:
@@ -172,7 +171,10 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
     runs = plan_groups(request)
     starter = Starter(request, request_path, command)
     interrupted: Failure | None = None
+    provenance = Provenance(started=started)
     try:
+        # now rather than at the end: who stops a cell does not wait long for its result
+        provenance = collect_provenance(started=started)
         for index, run in enumerate(runs):
             say_suites(request, run, "start")
             reason = reason_not_to_run(run, collected)
@@ -182,6 +184,7 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
                 allowance = seconds_allowed(deadline - time.monotonic(), groups_left=len(runs) - index)
                 run_one_group(request, run, collected, allowance=allowance, starter=starter)
             say_suites(request, run, "done")
+        ignore_further_stops()
     except InterruptedCellError:
         interrupted = Failure(kind="interrupted", message="the cell was told to stop before it had finished")
     finally:
@@ -190,10 +193,10 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
     return CellResult(
         cell=request.cell,
         request=request,
-        provenance=collect_provenance(
-            started=started,
+        provenance=complete_provenance(
+            provenance,
             cache_class=next((result.cache_class for result in results if result.cache_class), ""),
-            facts=next((result.facts for result in results if result.facts), None),
+            facts=next((result.facts for result in results if result.facts), {}),
         ),
         evidence={suite: evidence_of(suite, collected, runs) for suite in request.profile.suites},
         failure=interrupted,
@@ -223,7 +226,7 @@ def reason_not_to_run(run: GroupRun, collected: Collected) -> Failure | None:
 def run_one_group(
     request: CellRequest, run: GroupRun, collected: Collected, *, allowance: float, starter: Starter
 ) -> None:
-    """Start the process, wait for it, and keep its result or what became of it."""
+    """Start the process, wait for it, and keep what it left; of suites that it left nothing of, what became of it."""
     work = Path(request.work_folder)
     output, log = work / f"{run.name}.json", work / f"{run.name}.log"
     output.unlink(missing_ok=True)
@@ -236,8 +239,15 @@ def run_one_group(
     except subprocess.TimeoutExpired:
         timed_out = True
     finally:
+        # also when the cell is told to stop meanwhile: the suites that were finished by then are
         returncode = kill_group(process)
-    collected.seconds[run.name] = round(time.monotonic() - start, 3)
+        collected.seconds[run.name] = round(time.monotonic() - start, 3)
+        killed_for_memory = out_of_memory_kills() > kills_before
+        result = read_result(output)
+        if result is not None:
+            collected.results[run.name] = without_blame(result) if killed_for_memory else result
+    if result is not None and all(result.tells_of(suite) for suite in suites_asked_of(request, run)):
+        return
     tail = last_lines(log)
     if timed_out:
         collected.failures[run.name] = Failure(
@@ -246,26 +256,43 @@ def run_one_group(
             "raise timeout_minutes of the profile",
             last_lines=tail,
         )
-        return
+    else:
+        collected.failures[run.name] = failure_of_process(run, returncode, tail, killed_for_memory=killed_for_memory)
+
+
+def read_result(output: Path) -> GroupResult | None:
     try:
-        collected.results[run.name] = GroupResult.model_validate_json(output.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        collected.failures[run.name] = failure_of_process(
-            run, returncode, tail, killed_for_memory=out_of_memory_kills() > kills_before, error=error
+        return GroupResult.model_validate_json(output.read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+
+
+def without_blame(result: GroupResult) -> GroupResult:
+    """Where a process was killed for memory, a forecast that raised may only have missed it: no evidence against it."""
+
+    def blameless(evidence: SuiteEvidence) -> SuiteEvidence:
+        if evidence.outcome is not Outcome.MODEL_FAILED:
+            return evidence
+        then = f" (then: {evidence.failure.message})" if evidence.failure else ""
+        failure = Failure(
+            kind="out_of_memory",
+            message=f"a process was killed: out of memory; raise limits.memory or shrink the workload{then}",
+            last_lines=evidence.failure.last_lines if evidence.failure else (),
         )
+        return evidence.model_copy(update={"outcome": Outcome.ERROR, "failure": failure})
+
+    return result.model_copy(update={"evidence": {suite: blameless(one) for suite, one in result.evidence.items()}})
 
 
-def failure_of_process(
-    run: GroupRun, returncode: int, tail: tuple[str, ...], *, killed_for_memory: bool, error: Exception
-) -> Failure:
-    """What a process that left no result died of."""
+def failure_of_process(run: GroupRun, returncode: int, tail: tuple[str, ...], *, killed_for_memory: bool) -> Failure:
+    """What a process died of that left no result, or not of every suite."""
     if returncode < 0:
         ended = f"was killed by {signal.Signals(-returncode).name}"
     elif returncode > 0:
         ended = f"ended with exit code {returncode}"
     else:
-        ended = f"left no readable result ({type(error).__name__})"
-    said_so = any(text in line for line in tail for text in _OUT_OF_MEMORY_TEXTS)
+        ended = "left no readable result"
+    said_so = any(text in line for line in tail for text in OUT_OF_MEMORY_TEXTS)
     if killed_for_memory or said_so:
         return Failure(
             kind="out_of_memory",
@@ -305,13 +332,14 @@ def evidence_of(suite: Suite, collected: Collected, runs: list[GroupRun]) -> Sui
     spent = [collected.seconds.get(run.name, 0.0) for run in own if SUITES_OF_GROUP[run.group][-1] is suite]
     seconds = round(sum(spent), 3)
     for run in own:
+        if run.name in collected.results and collected.results[run.name].tells_of(suite):
+            continue
         if run.name in collected.failures:
             failure = collected.failures[run.name]
             outcome = Outcome.NOT_RUN if failure.message.startswith("not run:") else Outcome.ERROR
             return SuiteEvidence(suite=suite, outcome=outcome, failure=failure, seconds=seconds)
-        if run.name not in collected.results:
-            failure = Failure(kind="interrupted", message=f"the {run.name} group was not reached")
-            return SuiteEvidence(suite=suite, outcome=Outcome.NOT_RUN, failure=failure)
+        failure = Failure(kind="interrupted", message=f"the {run.name} group was not reached or not finished")
+        return SuiteEvidence(suite=suite, outcome=Outcome.NOT_RUN, failure=failure)
     results = [collected.results[run.name] for run in own]
     for result in results:
         if suite in result.evidence:
@@ -319,7 +347,12 @@ def evidence_of(suite: Suite, collected: Collected, runs: list[GroupRun]) -> Sui
             return evidence if evidence.seconds else evidence.model_copy(update={"seconds": seconds})
     if suite is Suite.SPEED:
         speeds = [result.speed for result in results if result.speed is not None]
-        return speed_evidence(speeds, cold_compile_s=_cold_compile(collected)).model_copy(update={"seconds": seconds})
+        evidence = speed_evidence(
+            speeds,
+            cold_compile_s=_cold_compile(collected),
+            inductor_cache_filled=_finished_recompile(collected) is not None,
+        )
+        return evidence.model_copy(update={"seconds": seconds})
     compiled, reference = (result.memory for result in results)
     assert isinstance(reference, MemoryRun) and isinstance(compiled, MemoryRun)
     observed = collected.results.get(Group.OBSERVE.value)
@@ -327,9 +360,15 @@ def evidence_of(suite: Suite, collected: Collected, runs: list[GroupRun]) -> Sui
     return memory_evidence(reference, compiled, cold_peak=peak).model_copy(update={"seconds": seconds})
 
 
-def _cold_compile(collected: Collected) -> Figure:
+def _finished_recompile(collected: Collected) -> SuiteEvidence | None:
+    """Of the process that met an empty inductor cache and filled it."""
     observed = collected.results.get(Group.OBSERVE.value)
     evidence = observed.evidence.get(Suite.RECOMPILE) if observed is not None else None
+    return evidence if evidence is not None and evidence.outcome is Outcome.MEASURED else None
+
+
+def _cold_compile(collected: Collected) -> Figure:
+    evidence = _finished_recompile(collected)
     figure = evidence.figures.get("cold_compile_s") if evidence is not None else None
     return figure or Figure(
         value=None,
@@ -340,11 +379,19 @@ def _cold_compile(collected: Collected) -> Figure:
 
 def say_suites(request: CellRequest, run: GroupRun, what: str) -> None:
     """Progress for whoever started the cell."""
-    for suite in (suite for suite in SUITES_OF_GROUP[run.group] if suite in request.profile.suites):
+    for suite in suites_asked_of(request, run):
         print(f"::suite {suite.value} {what}", flush=True)  # noqa: T201 - this line is the protocol
 
 
+def ignore_further_stops() -> None:
+    """Once it is clear what the result will be, it is written: nothing may come between."""
+    for number in _STOP_SIGNALS:
+        if signal.getsignal(number) is _stop:
+            signal.signal(number, signal.SIG_IGN)
+
+
 def _stop(_signal: int, _frame: FrameType | None) -> None:
+    ignore_further_stops()
     raise InterruptedCellError
 
 
@@ -358,7 +405,7 @@ def main(arguments: list[str]) -> int:
     except (OSError, ValidationError) as error:
         print(f"error: cell request {request_path} cannot be used: {error}", file=sys.stderr)  # noqa: T201
         return ExitCode.INPUT
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOP_SIGNALS:
         signal.signal(number, _stop)
     Path(request.work_folder).mkdir(parents=True, exist_ok=True)
     result = run_cell(request, request_path.resolve())

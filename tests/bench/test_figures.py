@@ -1,16 +1,47 @@
 """What the bench says about timings it is given."""
 
-from toto_compat.bench.__main__ import contest_table
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+
+from toto_compat.bench.__main__ import contest_table, figure_table
 from toto_compat.bench.contest import ContestResult
-from toto_compat.bench.figures import compared
+from toto_compat.bench.figures import compared, one_run
+from toto_compat.bench.host_figures import harness_share
+from toto_compat.evidence import store
 
 
-def test_a_ratio_comes_with_an_interval_around_it() -> None:
-    figure = compared("x", (10.0, 11.0, 12.0, 10.5), (2.0, 2.1, 2.2, 1.9), ">= 4")
+def test_a_ratio_of_many_values_comes_with_an_interval_around_it() -> None:
+    slow = tuple(10.0 + number / 10 for number in range(10))
+    figure = compared("x", slow, (2.0, 2.1) * 5, ">= 4")
     assert figure.spread is not None
     assert figure.spread[0] <= figure.value <= figure.spread[1]
-    assert figure.value == round(10.75 / 2.05, 3)
-    assert "4 forecasts" in figure.method
+    assert figure.value == round(10.45 / 2.05, 3)
+    assert figure.spread_is == "95 % interval"
+    assert "10 forecasts" in figure.method
+
+
+def test_a_ratio_of_few_values_comes_with_the_range_of_their_ratios_and_says_so() -> None:
+    figure = compared("x", (10.0, 11.0, 12.0), (2.0, 2.5, 2.0), "")
+    assert (figure.value, figure.spread, figure.spread_is) == (5.5, (4.4, 6.0), "range of 3")
+    assert "bootstrap" not in figure.method
+    assert asdict(figure)["spread_is"] == "range of 3"
+    _, _, row = figure_table([figure]).splitlines()
+    assert "4.4-6.0 (range of 3)" in row
+
+
+def test_one_run_has_no_spread() -> None:
+    assert "one run" in figure_table([one_run("share", 0.12345, "", "", "how")])
+
+
+def test_the_harness_share_says_what_counts_as_a_suite_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = SimpleNamespace(seconds=40.0, evidence={"speed": SimpleNamespace(seconds=30.0)})
+    monkeypatch.setattr(store, "find_run", lambda name: name)
+    monkeypatch.setattr(store, "load_run", lambda _run: SimpleNamespace(cells=[cell]))
+    [figure] = harness_share()
+    assert (figure.value, figure.spread_is) == (0.25, "one run")
+    assert "whole processes" in figure.method
 
 
 def test_the_table_compares_with_upstream_eager_and_shows_cold_compile_for_compiled_rows_only() -> None:

@@ -46,6 +46,43 @@ def with_breaks(x: Any) -> Any:
     return z
 
 
+def branching(x: Any) -> Any:
+    y = x + 1
+    if y.sum() > 3:
+        return y * 2
+    return y - 1
+
+
+def branching_in_a_loop(x: Any) -> Any:
+    for _ in range(2):
+        if x.sum() > 3:
+            x = x * 2
+    return x
+
+
+def breaking_where_it_cannot_resume(x: Any) -> Any:
+    y = x + 1
+    y = y * 2
+    try:
+        torch._dynamo.graph_break()
+        y = y + 3
+    except ValueError:
+        pass
+    return y
+
+
+class Watchful:
+    def __setattr__(self, name: str, value: Any) -> None:
+        torch._dynamo.graph_break()
+        object.__setattr__(self, name, value)
+
+
+def storing(x: Any, watchful: Watchful) -> Any:
+    y = x + 1
+    watchful.seen = y
+    return y * 2
+
+
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
     return torch.compile(function, backend="eager", **options)
 
@@ -124,6 +161,21 @@ def test_every_graph_break_is_an_event_also_where_the_same_place_broke_before() 
     assert len({event.line for event in breaks}) == 2
     assert all(event.file == "test_live.py" and event.reason and event.stack for event in breaks)
     assert any("item" in event.reason for event in breaks)
+
+
+@pytest.mark.parametrize(
+    ("function", "others"),
+    [(branching, ()), (branching_in_a_loop, ()), (breaking_where_it_cannot_resume, ()), (storing, (Watchful(),))],
+)
+def test_a_graph_break_is_one_event_also_where_torchs_log_leaves_it_out(
+    function: Callable[..., Any], others: tuple[Any, ...]
+) -> None:
+    with CompilerWatch() as watch:
+        compiled(function)(torch.ones(5), *others)
+    (event,) = watch.total.of_kind(EventKind.GRAPH_BREAK)
+    assert (event.file, event.source) == ("test_live.py", "live")
+    assert event.function and event.line and event.reason and event.stack
+    assert event.compile_id.partition("_")[0] == watch.compile_starts[0].compile_id
 
 
 def test_recompiles_agree_with_torchs_own_log() -> None:

@@ -151,6 +151,19 @@ def test_results_that_cannot_be_written_are_told_before_anything_runs(project: P
     assert "--results" in result.exception.hint
 
 
+def test_a_run_under_an_old_name_holds_only_its_own_cells() -> None:
+    matrix(StubRuntime(), f"{ENVIRONMENT}/*", "--run", "nightly")
+    assert len(stored_cells("nightly")) == 2
+    matrix(StubRuntime(), f"{ENVIRONMENT}/upstream", "--run", "nightly")
+    assert set(stored_cells("nightly")) == {f"{ENVIRONMENT}/upstream/default"}
+
+
+def test_a_stored_cell_names_no_folder_of_this_machine(project: Path) -> None:
+    matrix(StubRuntime(), "--run", "one")
+    text = "".join(path.read_text(encoding="utf-8") for path in (project / "results/one/cells").rglob("*.json"))
+    assert str(project) not in text
+
+
 def test_a_required_cell_that_nobody_selected_is_told_as_that() -> None:
     result = matrix(StubRuntime(), "torch-2.13.0-cpu/*", "--require", "torch-2.12.0-cpu/upstream/default")
     assert isinstance(result.exception, SelectionError)

@@ -2,16 +2,19 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.suites.small_trials import UNLOWERED, WORKLOAD, trial_of
 from toto_compat.matrix.schema import Profile, Workload
+from toto_compat.model.bound import BoundModel
 from toto_compat.suites import equivalence
 from toto_compat.suites.equivalence import (
     Comparison,
     Errors,
+    Reference,
     Scenario,
     compare,
     compare_samples,
@@ -25,6 +28,7 @@ from toto_compat.suites.equivalence import (
     run_equivalence,
     scenarios_of,
 )
+from toto_compat.suites.trial import Trial
 
 pytestmark = pytest.mark.cell
 
@@ -52,6 +56,54 @@ def test_a_control_that_passes_makes_the_figure_missing() -> None:
 
 def test_the_worst_comparison_is_the_figure() -> None:
     assert equivalence_figure([ratio_of(0.2), ratio_of(0.7)], [ratio_of(50.0)]).value == 0.7
+
+
+class Overflowing:
+    """Upstream eager, but with one value of every forecast and sample set to what is not finite."""
+
+    def __init__(self, eager: BoundModel, value: float) -> None:
+        self.patch_size = eager.patch_size
+        self._eager = eager
+        self._value = value
+
+    def _spoilt(self, values: torch.Tensor) -> torch.Tensor:
+        values = values.contiguous()
+        values.view(-1)[0] = self._value
+        return values
+
+    def teacher_forced(self, *arguments: object) -> object:
+        return self._eager.teacher_forced(*arguments)  # type: ignore[arg-type]
+
+    def generate_mean(self, *arguments: object) -> torch.Tensor:
+        return self._spoilt(self._eager.generate_mean(*arguments))  # type: ignore[arg-type]
+
+    def generate_samples(self, *arguments: object, **options: object) -> torch.Tensor:
+        return self._spoilt(self._eager.generate_samples(*arguments, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_reference_that_is_not_finite_decides_nothing(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    monkeypatch.setattr(equivalence, "scenarios_of", lambda _workload: [SCENARIO])
+    trial, finite = trial_of("upstream"), Trial.eager
+    candidate = trial.eager()
+    monkeypatch.setattr(Trial, "eager", lambda *given, **options: Overflowing(finite(*given, **options), value))
+    figures = run_equivalence(trial, Profile(iterations=2, workload="w"), candidate).figures
+    assert {name: figure.value for name, figure in figures.items()} == dict.fromkeys(
+        ("equivalence", "equivalence_control", "mae_sigma", "mae")
+    )
+    assert figures["equivalence"].missing == "upstream eager is not finite on small; context 4, samples"
+    determinism = run_determinism(trial, candidate).figures["determinism"]
+    assert (determinism.value, determinism.missing) == (None, "upstream eager is not finite on context 4")
+
+
+@pytest.mark.parametrize("part", ["exact", "eager", "nudged"])
+def test_every_part_of_a_reference_has_to_be_finite(part: str) -> None:
+    fine, broken = {"loc": torch.ones(2)}, {"loc": torch.tensor([1.0, math.inf])}
+    series = trial_of("upstream").series(32, 2, 1)
+    parts: dict[str, Any] = {"exact": fine, "eager": fine, "nudged": (fine, fine)}
+    assert Reference(series, torch.ones(2), **parts).finite
+    parts[part] = (fine, broken) if part == "nudged" else broken
+    assert not Reference(series, torch.ones(2), **parts).finite
 
 
 def test_not_a_number_is_infinitely_wrong() -> None:

@@ -1,5 +1,6 @@
 """Forks of the server behave like processes of their own: results, exit codes, hangs, and a server that dies."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -25,6 +26,17 @@ def main(arguments):
         signal.pause()
     return int(arguments[1])
 """
+# Imported last: whether a timing loop could begin meanwhile.
+TRIAL = """
+import fcntl, pathlib
+lock = pathlib.Path(__file__).parents[2] / "quiet"
+with lock.open("a") as file:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.with_name("seen").write_text("free")
+    except BlockingIOError:
+        lock.with_name("seen").write_text("held")
+"""
 
 
 @pytest.fixture
@@ -34,12 +46,14 @@ def server(tmp_path: Path) -> Iterator[ForkServer]:
     (package / "__init__.py").touch()
     (package / "suites" / "__init__.py").touch()
     (package / "suites" / "group.py").write_text(GROUP)
-    for name in ("equivalence", "recompile", "trial"):
+    (package / "suites" / "trial.py").write_text(TRIAL)
+    for name in ("equivalence", "recompile"):
         (package / "suites" / f"{name}.py").touch()
-    source = ROOT / "toto_compat" / "suites" / "fork_server.py"
-    (package / "suites" / "fork_server.py").write_bytes(source.read_bytes())
+    for name in ("fork_server", "quiet"):
+        source = ROOT / "toto_compat" / "suites" / f"{name}.py"
+        (package / "suites" / f"{name}.py").write_bytes(source.read_bytes())
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
-    started = ForkServer(environment, tmp_path / "server.log")
+    started = ForkServer(environment, tmp_path / "server.log", str(tmp_path / "quiet"))
     assert started.is_ready(), (tmp_path / "server.log").read_text()
     yield started
     started.close()
@@ -71,6 +85,18 @@ def test_a_fork_that_hangs_can_be_killed(server: ForkServer, tmp_path: Path) -> 
         forked.wait(timeout=0.2)
     os.kill(forked.pid, signal.SIGKILL)
     assert forked.wait(timeout=60) == -signal.SIGKILL
+
+
+def test_timing_loops_wait_for_the_imports_and_not_for_what_comes_after(server: ForkServer, tmp_path: Path) -> None:
+    assert (tmp_path / "seen").read_text() == "held"
+    hanging = server.start(["hang", "0"], tmp_path / "hang.log")
+    assert hanging is not None
+    try:
+        with (tmp_path / "quiet").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(hanging.pid, signal.SIGKILL)
+    assert hanging.wait(timeout=60) == -signal.SIGKILL
 
 
 def test_a_server_that_is_gone_starts_nothing(server: ForkServer, tmp_path: Path) -> None:

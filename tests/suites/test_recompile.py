@@ -13,15 +13,19 @@ from tests.suites.small_trials import UNLOWERED, WORKLOAD, trial_of
 from toto_compat.evidence.schema import SuiteEvidence
 from toto_compat.matrix.schema import Workload
 from toto_compat.observe.events import Event, EventKind, Severity
-from toto_compat.observe.live import CompileStart
+from toto_compat.observe.live import CompileStart, Phase, StepActivity
 from toto_compat.suites.recompile import (
     MOST_EVENTS_KEPT,
-    batch_sizes,
+    ForecastTaken,
+    PlannedForecast,
+    cold_compile_figure,
     hidden_recompilations,
     most_telling,
     plan_forecasts,
+    recompile_evidence,
     run_recompile,
 )
+from toto_compat.suites.trial import Trial
 
 pytestmark = pytest.mark.cell
 
@@ -68,7 +72,7 @@ def fresh_compiler() -> Iterator[None]:
 
 def evidence_of(cache: str) -> SuiteEvidence:
     trial = trial_of(cache, settings=UNLOWERED)
-    return run_recompile(trial, trial.compiled(batch_sizes=batch_sizes(trial.workload)))
+    return run_recompile(trial, trial.compiled(batch_sizes=trial.batch_sizes))
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +91,17 @@ def test_warm_up_is_two_forecasts_at_both_ends_and_the_rest_is_measured() -> Non
 
 
 def test_every_batch_of_the_plan_is_announced() -> None:
-    assert batch_sizes(Workload()) == (1, 2, 16)
+    assert trial_of("upstream", workload=Workload()).batch_sizes == (1, 2, 16)
+
+
+def test_a_series_that_cannot_be_made_is_not_the_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_series(*_: object, **__: object) -> None:
+        raise ValueError("no such column")
+
+    monkeypatch.setattr(Trial, "series", no_series)
+    trial = trial_of("upstream")
+    with pytest.raises(ValueError, match="no such column"):
+        run_recompile(trial, trial.eager())
 
 
 def test_upstream_recompiles_as_often_as_a_plain_script_with_torch_logs_says(
@@ -126,6 +140,32 @@ def test_upstream_breaks_its_graph_and_says_where(upstream: SuiteEvidence) -> No
     assert breaks is not None and breaks > 10
     assert {row["kind"] for row in upstream.details["reasons"]} >= {"recompile", "graph_break"}
     assert sum(row["graph_breaks"] for row in upstream.details["phases"]) == breaks
+
+
+def taken(context: int, seconds: float, *, compilations: int = 0, samples: int = 0) -> ForecastTaken:
+    phase = Phase("forecast", compile_starts=[start(f"{number}/0") for number in range(compilations)])
+    return ForecastTaken(PlannedForecast(context, horizon=4, batch=1, samples=samples), seconds, phase)
+
+
+def test_the_cold_compile_is_what_all_forecasts_that_compiled_took_longer_than_warm_ones() -> None:
+    run = [
+        taken(4, 70.0, compilations=45),
+        taken(4, 2.0),
+        taken(8, 30.0, compilations=17),
+        taken(8, 5.0),
+        taken(8, 4.0),
+        taken(4, 50.0, compilations=22, samples=8),
+    ]
+    # the same shape warm took 2 and 4 at best; of the sampled shape there is no warm one, the fastest took 2
+    figure = recompile_evidence(run, StepActivity()).figures["cold_compile_s"]
+    assert figure.value == pytest.approx(68.0 + 26.0 + 48.0)
+    assert "3 of 6 forecasts" in figure.method
+
+
+def test_without_a_warm_forecast_there_is_no_cold_compile_to_tell() -> None:
+    figure = cold_compile_figure([taken(4, 70.0, compilations=1), taken(4, 60.0, compilations=1)])
+    assert figure.value is None
+    assert "every forecast" in figure.missing
 
 
 def start(compile_id: str, function: str = "step", line: int = 10) -> CompileStart:

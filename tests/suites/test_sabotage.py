@@ -13,7 +13,7 @@ from toto_compat.matrix.schema import Gate
 from toto_compat.model.bound import BoundModel
 from toto_compat.observe.releases import config_name
 from toto_compat.suites.equivalence import CONTROL, Scenario, compare, equivalence_figure, quantities, reference_on
-from toto_compat.suites.recompile import batch_sizes, run_recompile
+from toto_compat.suites.recompile import run_recompile
 from toto_compat.suites.speed import Contestant, SpeedRun, speed_evidence, time_in_turns
 
 pytestmark = pytest.mark.cell
@@ -76,7 +76,7 @@ def test_a_right_forecast_leaves_equivalence_green(twin: str) -> None:
 
 def recompile_figures(cache: str, *, lowered: bool = False) -> dict[str, Figure]:
     trial = trial_of(cache, settings=None if lowered else UNLOWERED, workload=FEW_STEPS)
-    return run_recompile(trial, trial.compiled(batch_sizes=batch_sizes(trial.workload))).figures
+    return run_recompile(trial, trial.compiled(batch_sizes=trial.batch_sizes)).figures
 
 
 @pytest.mark.parametrize("name", names(Gate.RECOMPILES))

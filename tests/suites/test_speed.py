@@ -1,12 +1,18 @@
-"""Speed without torch: the order of the calls, and what figures the timings become."""
+"""Speed without a model: the order of the calls, and what figures the timings become."""
 
 import itertools
+import shutil
+import subprocess
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from toto_compat.evidence.schema import Figure, Kind
-from toto_compat.suites.speed import Contestant, SpeedRun, machine_conditions, speed_evidence, time_in_turns
+from toto_compat.evidence.schema import CacheRequest, Figure, Kind
+from toto_compat.matrix.schema import Profile, Workload
+from toto_compat.suites.quiet import QuietLock
+from toto_compat.suites.speed import Contestant, SpeedRun, machine_conditions, run_speed, speed_evidence, time_in_turns
 
 COLD = Figure(value=40.0, unit="s")
 
@@ -111,5 +117,59 @@ def test_an_unmeasured_cold_compile_leaves_its_break_even_open() -> None:
     assert figures["cold_compile_s"] == unknown
 
 
+def test_a_process_that_compiled_cold_has_no_warm_start() -> None:
+    figures = speed_evidence([run_of(100, 80, 50)], cold_compile_s=COLD, inductor_cache_filled=False).figures
+    assert figures["warm_start_s"].value is None
+    assert "recompile suite" in figures["warm_start_s"].missing
+    assert figures["break_even_warm"].value is None
+    assert figures["break_even_cold"].value is not None
+
+
+class StandInModel:
+    """Forecasts nothing, or raises."""
+
+    patch_size = 32
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def generate_mean(self, *_: object) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def contest(*, eager: StandInModel, compiled: StandInModel) -> SpeedRun:
+    trial: Any = SimpleNamespace(
+        workload=Workload(),
+        device="cpu",
+        cache=CacheRequest(name="upstream", source="builtin"),
+        quiet=QuietLock(None),
+        eager=lambda _cache: eager,
+        series=lambda *_: None,
+    )
+    return run_speed(trial, Profile(iterations=1, workload="quick"), compiled, 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.cell
+def test_only_the_compiled_contestant_is_evidence_against_the_candidate() -> None:
+    from toto_compat.suites.trial import CandidateError
+
+    contest(eager=StandInModel(), compiled=StandInModel())
+    with pytest.raises(ValueError, match="wrong shape"):
+        contest(eager=StandInModel(ValueError("wrong shape")), compiled=StandInModel())
+    with pytest.raises(CandidateError, match="wrong shape"):
+        contest(eager=StandInModel(), compiled=StandInModel(ValueError("wrong shape")))
+
+
 def test_conditions_name_the_load() -> None:
     assert len(machine_conditions()["load_average"]) == 3
+
+
+def test_a_gpu_that_does_not_answer_in_time_costs_no_timings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_slow(command: list[str], **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, 20)
+
+    monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(subprocess, "run", too_slow)
+    conditions = machine_conditions()
+    assert (conditions["gpu"], conditions["foreign_gpu_processes"]) == ("", [])

@@ -63,7 +63,9 @@ def test_there_is_no_break_even_when_compiled_is_not_faster() -> None:
     assert break_even(30.0, eager_ms=100.0, compiled_ms=150.0) is None
 
 
-@pytest.mark.parametrize(("error", "limit"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1e-9, 0.0)])
+@pytest.mark.parametrize(
+    ("error", "limit"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1e-9, 0.0), (1.0, math.inf)]
+)
 def test_not_a_number_and_an_impossible_limit_are_the_worst_ratio(error: float, limit: float) -> None:
     assert ratio_to_limit(error, limit) == math.inf
 

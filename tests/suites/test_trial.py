@@ -5,9 +5,12 @@ import os
 
 import pytest
 
+from tests.suites.small_trials import trial_of
+from toto_compat.errors import InputError
 from toto_compat.evidence.schema import Outcome, SuiteEvidence
 from toto_compat.matrix.schema import Suite
-from toto_compat.suites.group import measured
+from toto_compat.suites import trial
+from toto_compat.suites.group import failure_of, measured
 from toto_compat.suites.trial import CandidateError, blaming_the_candidate
 
 pytestmark = pytest.mark.cell
@@ -56,11 +59,55 @@ def test_a_full_disk_is_no_evidence_against_the_candidate(error: Exception) -> N
     assert caught.value is error
 
 
+CPU_ALLOCATOR_SAID = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "4000000000000 bytes."
+)
+KILLED_COMPILER_SAID = RuntimeError(
+    "C++ compile error\n\nOutput:\ng++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no more"),
+        caused_by(MemoryError("no more")),
+        BackendFailedError(MemoryError("no more")),
+        CPU_ALLOCATOR_SAID,
+        BackendFailedError(CPU_ALLOCATOR_SAID),
+        BackendFailedError(KILLED_COMPILER_SAID),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+    ids=["bare", "cause", "wrapped", "torch's text", "wrapped text", "killed compiler", "CUDA's text"],
+)
+def test_missing_memory_is_no_evidence_against_the_candidate(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, blaming_the_candidate():
+        raise error
+    assert caught.value is error
+    assert failure_of(error).kind == "out_of_memory"
+
+
+def test_what_the_user_can_solve_is_no_evidence_against_the_candidate() -> None:
+    with pytest.raises(InputError), blaming_the_candidate():
+        raise InputError("series.csv: has 5 rows, the workload needs 640")
+
+
+def test_a_backbone_that_cannot_be_built_is_no_evidence_against_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver(*_: object, **__: object) -> None:
+        raise RuntimeError("no CUDA-capable device is detected")
+
+    monkeypatch.setattr(trial, "build_backbone", no_driver)
+    with pytest.raises(RuntimeError, match="no CUDA-capable device"):
+        trial_of("upstream").compiled()
+
+
 @pytest.mark.parametrize("error", [ValueError("wrong shape"), full_disk(errno.ENOENT), caused_by(ValueError("x"))])
 def test_other_errors_are_the_candidates(error: Exception) -> None:
     with pytest.raises(CandidateError) as caught, blaming_the_candidate():
         raise error
     assert caught.value.cause is error
+    assert failure_of(error).kind == "exception"
 
 
 def test_errors_that_refer_to_each_other_are_looked_through_once() -> None:

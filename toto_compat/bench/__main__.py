@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from toto_compat.bench import contest as contest_module
 from toto_compat.bench.contest import Contest, ContestResult
-from toto_compat.bench.figures import BenchFigure, compared
+from toto_compat.bench.figures import BenchFigure, compared, one_run
 from toto_compat.bench.host_figures import host_figures
 from toto_compat.errors import EnvironmentBuildError, SelectionError, TotoCompatError
 from toto_compat.evidence.store import write_atomically
@@ -104,6 +104,11 @@ def contest_table(name: str, result: ContestResult) -> str:
     return tabulate(rows, header, tablefmt="github", disable_numparse=True)
 
 
+def figure_table(figures: Sequence[BenchFigure]) -> str:
+    rows = [[figure.name, figure.value, figure.unit, figure.spread_text, figure.goal] for figure in figures]
+    return tabulate(rows, ["figure", "value", "unit", "spread", "goal"], tablefmt="github")
+
+
 def tiny_figures(bench: Bench, result: ContestResult) -> list[BenchFigure]:
     """Ratios of the small model, and what needs further processes: warm start and memory."""
     fixed = result.timings["fixed_size compiled"]
@@ -134,14 +139,13 @@ def tiny_figures(bench: Bench, result: ContestResult) -> list[BenchFigure]:
         compared("tiny.mean.fixed_size_over_upstream_eager", result.timings["upstream eager"], fixed, ">= 4"),
         compared("tiny.mean.fixed_size_over_upstream_compiled", result.timings["upstream compiled"], fixed, ">= 2"),
         compared("tiny.mean.forecast_over_kernels_alone", fixed, kernels, "<= 2"),
-        BenchFigure(
+        one_run(
             "tiny.cold_compile_over_upstream",
-            round(start_seconds(result, "fixed_size compiled") / start_seconds(result, "upstream compiled"), 3),
+            start_seconds(result, "fixed_size compiled") / start_seconds(result, "upstream compiled"),
             "x",
-            None,
             "<= 0.25",
             "binding and first forecast minus a warm one, empty inductor caches, in one process whose very first "
-            "compilation, of something small, had paid for the compiler's probe and precompiled header; one run",
+            "compilation, of something small, had paid for the compiler's probe and precompiled header",
         ),
         compared(
             "tiny.cold_start_over_upstream",
@@ -157,11 +161,10 @@ def tiny_figures(bench: Bench, result: ContestResult) -> list[BenchFigure]:
             "<= 0.2",
             method=how + "with filled inductor caches over with empty ones",
         ),
-        BenchFigure(
+        one_run(
             "tiny.memory_over_eager",
-            round(warm.peak_rss_bytes / eager.peak_rss_bytes, 3),
+            warm.peak_rss_bytes / eager.peak_rss_bytes,
             "x",
-            None,
             "<= 1.5",
             "peak resident memory of a process that only forecasts fixed_size compiled from filled caches, over one "
             "that only forecasts upstream eager",
@@ -192,8 +195,7 @@ def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...
                 figures.append(compared(f"{name}.fixed_size_over_upstream_eager", slow, fast, goal))
         if "host" in chosen:
             figures += host_figures(Path(folder))
-    rows = [[f.name, f.value, f.unit, "-".join(map(str, f.spread)) if f.spread else "one run", f.goal] for f in figures]
-    click.echo(tabulate(rows, ["figure", "value", "unit", "95 % interval", "goal"], tablefmt="github"))
+    click.echo(figure_table(figures))
     if json_file is not None:
         write_atomically(json_file, json.dumps({"figures": [asdict(figure) for figure in figures]}, indent=2) + "\n")
 

@@ -5,27 +5,45 @@ from dataclasses import dataclass
 
 from toto_compat.suites.statistics import ratio_of_medians
 
+# Resampling fewer values than this gives back their extremes at best: no 95 % interval.
+FEWEST_FOR_AN_INTERVAL = 10
+
 
 @dataclass(frozen=True)
 class BenchFigure:
     name: str
     value: float
     unit: str
-    spread: tuple[float, float] | None  # 95 % interval
+    spread: tuple[float, float] | None
+    spread_is: str  # '95 % interval', 'range of 3' (ratios, one per round) or 'one run'
     goal: str
     method: str
+
+    @property
+    def spread_text(self) -> str:
+        """For the table: '4.1-4.4 (95 % interval)'."""
+        return f"{self.spread[0]}-{self.spread[1]} ({self.spread_is})" if self.spread else self.spread_is
+
+
+def one_run(name: str, value: float, unit: str, goal: str, method: str) -> BenchFigure:
+    return BenchFigure(name, round(value, 3), unit, None, "one run", goal, method)
 
 
 def compared(
     name: str, slow: Sequence[float], fast: Sequence[float], goal: str, *, method: str | None = None
 ) -> BenchFigure:
+    """The ratio of the medians of values taken in turn, with its interval or, of few values, the rounds' ratios."""
     interval = ratio_of_medians(slow, fast)
+    ratios = [one / other for one, other in zip(slow, fast, strict=True)]
+    few = len(ratios) < FEWEST_FOR_AN_INTERVAL
+    low, high = (min(ratios), max(ratios)) if few else (interval.low, interval.high)
+    how = "range of the rounds' ratios" if few else "bootstrap"
     return BenchFigure(
         name,
         round(interval.value, 3),
         "x",
-        (round(interval.low, 3), round(interval.high, 3)),
+        (round(low, 3), round(high, 3)),
+        f"range of {len(ratios)}" if few else "95 % interval",
         goal,
-        method
-        or f"ratio of medians of {len(slow)} forecasts each, interleaved in one process on one thread; bootstrap",
+        method or f"ratio of medians of {len(slow)} forecasts each, interleaved in one process on one thread; {how}",
     )

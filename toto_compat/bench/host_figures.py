@@ -5,9 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-from toto_compat.bench.figures import BenchFigure
+from toto_compat.bench.figures import BenchFigure, compared, one_run
 from toto_compat.errors import TotoCompatError
-from toto_compat.suites.statistics import ratio_of_medians
 
 _APPLICATION_LINE = "2025-11-04 10:14:14 | INFO | forecast BTCUSD horizon=64 latency_ms=133.4 mae=0.0021 ok\n"
 _COMPILER_LINES = (
@@ -19,7 +18,7 @@ _COMPILER_LINES = (
 
 
 def host_figures(folder: Path) -> list[BenchFigure]:
-    return [_analyze_over_grep(folder), *_harness_share()]
+    return [_analyze_over_grep(folder), *harness_share()]
 
 
 def _analyze_over_grep(folder: Path) -> BenchFigure:
@@ -36,18 +35,17 @@ def _analyze_over_grep(folder: Path) -> BenchFigure:
             start = time.perf_counter()
             subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
             timings[name].append(time.perf_counter() - start)
-    interval = ratio_of_medians(timings["grep"], timings["analyze"])
-    return BenchFigure(
+    return compared(
         "analyze.speed_over_grep",
-        round(interval.value, 3),
-        "x",
-        (round(interval.low, 3), round(interval.high, 3)),
+        timings["grep"],
+        timings["analyze"],
         "",
-        f"time of grep -cE over time of analyze on a log of {log.stat().st_size // 10**6} MB, 7 runs each, interleaved",
+        method=f"time of grep -cE over time of analyze on a log of {log.stat().st_size // 10**6} MB, "
+        "7 runs each, interleaved",
     )
 
 
-def _harness_share() -> list[BenchFigure]:
+def harness_share() -> list[BenchFigure]:
     """From the newest stored run: the part of the cells' time that no suite accounts for. No run, no figure."""
     from toto_compat.evidence.store import find_run, load_run
 
@@ -60,6 +58,8 @@ def _harness_share() -> list[BenchFigure]:
     measured = sum(evidence.seconds for cell in cells for evidence in cell.evidence.values())
     if not whole:
         return []
-    share = round(max(0.0, 1 - measured / whole), 3)
-    method = "1 - seconds inside suites over seconds of the cells, newest run in results/"
-    return [BenchFigure("matrix.harness_share", share, "", None, "", method)]
+    method = (
+        "1 - seconds that suites account for over seconds of the cells, newest run in results/; what speed and memory "
+        "account for are whole processes, their start and imports included, so the share is a lower bound"
+    )
+    return [one_run("matrix.harness_share", max(0.0, 1 - measured / whole), "", "", method)]

@@ -18,6 +18,21 @@ LOCK_VARIABLE = "TOTO_COMPAT_LOCK"
 IMAGE_VARIABLE = "TOTO_COMPAT_IMAGE"
 RUNTIME_VARIABLE = "TOTO_COMPAT_RUNTIME"
 SOURCE_HASH_VARIABLE = "TOTO_COMPAT_SOURCE_HASH"
+_MET_BY_CELLS = (
+    "binutils",
+    "clang",
+    "cuda",
+    "g++",
+    "gcc",
+    "libc6",
+    "libcuda",
+    "libgcc",
+    "libgomp",
+    "libnvidia",
+    "libstdc++",
+    "nvidia",
+    "python3",
+)
 
 
 def now() -> str:
@@ -41,32 +56,35 @@ def torch_facts() -> dict[str, Any]:
     return facts
 
 
-def collect_provenance(*, started: str, cache_class: str = "", facts: dict[str, Any] | None = None) -> Provenance:
-    """All that is known about where this process runs; `facts` are the torch facts of a group that got that far."""
+def collect_provenance(*, started: str) -> Provenance:
+    """All that is known about where this process runs. It asks programs that may be slow: not at the end of a cell."""
     packages = installed_packages()
-    known: dict[str, Any] = {"torch": packages.get("torch", ""), **(facts or {})}
     return Provenance(
-        **known,
+        torch=packages.get("torch", ""),
         driver=_first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or None,
         python=platform.python_version(),
         toto_ts=packages.get("toto-ts", ""),
         xformers=packages.get("xformers"),
         packages=packages,
-        system_packages=system_packages(),
+        system_packages=system_packages(all_of_them=bool(os.environ.get(IMAGE_VARIABLE))),
         compiler=_first_line([os.environ.get("CXX", "g++"), "--version"]),
         lock=os.environ.get(LOCK_VARIABLE, ""),
         image=os.environ.get(IMAGE_VARIABLE, ""),
         runtime=os.environ.get(RUNTIME_VARIABLE, ""),
         source_hash=os.environ.get(SOURCE_HASH_VARIABLE, ""),
-        cache_class=cache_class,
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
         memory_bytes=_memory_bytes(),
         os=_os_name(),
         host=platform.node(),
         started=started,
-        finished=now(),
     )
+
+
+def complete_provenance(collected: Provenance, *, cache_class: str, facts: dict[str, Any]) -> Provenance:
+    """With the end of the cell, and what only its groups know; `facts` are the torch facts of one that got that far."""
+    known = {**collected.model_dump(), **facts}
+    return Provenance.model_validate({**known, "cache_class": cache_class, "finished": now()})
 
 
 def installed_packages() -> dict[str, str]:
@@ -75,10 +93,14 @@ def installed_packages() -> dict[str, str]:
     return dict(sorted((name.lower().replace("_", "-"), version) for name, version in found if name))
 
 
-def system_packages() -> dict[str, str]:
-    """Debian packages and their versions; pins cover pip only, so drift underneath must at least be visible."""
+def system_packages(*, all_of_them: bool) -> dict[str, str]:
+    """Debian packages and their versions; pins cover pip only, so drift underneath must at least be visible.
+
+    An image has few. A machine has hundreds that no cell ever meets: there only what compiles and what is linked to.
+    """
     output = _output(["dpkg-query", "--show", "--showformat=${binary:Package}\t${Version}\n"])
-    return dict(_pairs(output.splitlines()))
+    found = dict(_pairs(output.splitlines()))
+    return found if all_of_them else {name: found[name] for name in found if name.startswith(_MET_BY_CELLS)}
 
 
 def _pairs(lines: Iterable[str]) -> Iterable[tuple[str, str]]:

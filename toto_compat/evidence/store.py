@@ -137,7 +137,7 @@ def read_model(path: Path, model: type[_Model]) -> _Model:
         where = ".".join(str(part) for part in first["loc"])
         raise StorageError(
             f"{path}: not a valid {model.__name__} file: {where + ': ' if where else ''}{first['msg']}",
-            hint="the file is damaged or from another version: delete it and run the same command again",
+            hint="the file is damaged or from another version: restore it, or delete it and run the matrix again",
         ) from error
 
 
@@ -204,10 +204,14 @@ def point_latest(results: Path, run_name: str) -> None:
 
 
 def load_run(folder: Path) -> Run:
-    """Read a whole run; any damaged file is an error, not a missing row."""
+    """Read a whole run; any damaged file is an error, not a missing row.
+
+    What an earlier run of the same name left in the folder is none of it: only the cells that run.json names are.
+    """
     info = read_model(folder / "run.json", RunInfo)
-    paths = sorted((folder / "cells").rglob("*.json"))
-    return Run(folder, info, tuple(read_model(path, StoredCell) for path in paths if not path.name.startswith(".")))
+    expected = {cell_path(folder, cell) for cell in info.cells}
+    paths = [path for path in sorted((folder / "cells").rglob("*.json")) if path in expected]
+    return Run(folder, info, tuple(read_model(path, StoredCell) for path in paths))
 
 
 def list_runs(results: Path) -> list[str]:

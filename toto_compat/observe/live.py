@@ -2,9 +2,10 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from traceback import FrameSummary
 from types import CodeType, TracebackType
 from typing import Any, Self
 from unittest import mock
@@ -18,11 +19,12 @@ import torch._inductor.cudagraph_utils
 import torch._inductor.scheduler
 import torch._logging._internal as torch_logging
 from torch._dynamo import convert_frame, symbolic_convert
+from torch._dynamo.exc import SkipFrame
 from torch._dynamo.utils import counters
 
 from toto_compat.observe.events import Event, EventKind
 from toto_compat.observe.log_lines import shorten_path
-from toto_compat.observe.parse import LIVE, parse_lines
+from toto_compat.observe.parse import LIVE, SEVERITIES, normalise_reason, parse_lines
 
 # Turned on for us alone. Which of the last two carries cudagraph skips depends on the release; both exist on all.
 _ARTIFACTS = ("recompiles", "graph_breaks", "perf_hints", "cudagraphs")
@@ -36,6 +38,14 @@ class CompileStart:
     function: str
     file: str
     line: int
+
+
+@dataclass
+class _Compilation:
+    """A frame that is being compiled; tracing it may begin anew several times."""
+
+    start: CompileStart
+    breaks_logged: int = 0
 
 
 @dataclass
@@ -75,6 +85,7 @@ class CompilerWatch:
     def __init__(self, first_phase: str = "watch") -> None:
         self.phases: list[Phase] = [Phase(first_phase)]
         self._counters_before: Counter[str] = Counter()
+        self._compilations: list[_Compilation] = []  # under way, the innermost last
         self._undo = ExitStack()
         self._watching = False
 
@@ -83,7 +94,8 @@ class CompilerWatch:
         with ExitStack() as undo:
             undo.enter_context(_torch_records_to(self._record))
             undo.enter_context(_every_graph_break_logged())
-            undo.enter_context(_compilations_to(self._compile_started))
+            undo.enter_context(_compilations_within(self._compilation))
+            undo.enter_context(_graph_breaks_to(self._graph_broke))
             self._undo = undo.pop_all()
         self._watching = True
         return self
@@ -149,10 +161,23 @@ class CompilerWatch:
         self._counters_before = now
 
     def _record(self, record: logging.LogRecord) -> None:
-        self.phases[-1].events += _events_of(record)
+        events = _events_of(record)
+        self.phases[-1].events += events
+        if self._compilations:
+            self._compilations[-1].breaks_logged += sum(event.kind is EventKind.GRAPH_BREAK for event in events)
 
-    def _compile_started(self, start: CompileStart) -> None:
+    @contextmanager
+    def _compilation(self, start: CompileStart) -> Iterator[None]:
         self.phases[-1].compile_starts.append(start)
+        self._compilations.append(_Compilation(start))
+        try:
+            yield
+        finally:
+            self._compilations.pop()
+
+    def _graph_broke(self, reason: str, stack: Sequence[FrameSummary]) -> None:
+        if self._compilations and not self._compilations[-1].breaks_logged:
+            self.phases[-1].events.append(_unlogged_break(self._compilations[-1].start, reason, stack))
 
 
 def _flat_counters() -> Counter[str]:
@@ -177,6 +202,23 @@ def _events_of(record: logging.LogRecord) -> list[Event]:
     events = parse_lines((f"{prefix} {line}" for line in message.splitlines()), LIVE)
     # Torch's advice on Tensor.item() is a warning of its own beside the graph break that it is about.
     return [event for event in events if event.kind is not EventKind.GRAPH_BREAK or artifact == "graph_breaks"]
+
+
+def _unlogged_break(start: CompileStart, reason: str, stack: Sequence[FrameSummary]) -> Event:
+    frames = [(shorten_path(frame.filename), frame.lineno, frame.name) for frame in stack]
+    file, line, function = frames[-1] if frames else (start.file, start.line, start.function)
+    return Event(
+        kind=EventKind.GRAPH_BREAK,
+        severity=SEVERITIES[EventKind.GRAPH_BREAK],
+        function=function,
+        file=file,
+        line=line,
+        compile_id=start.compile_id,
+        reason=reason,
+        normalised_reason=normalise_reason(reason),
+        stack=tuple(f"{file}:{line} in {function}" for file, line, function in frames),
+        source=LIVE,
+    )
 
 
 class _RecordHandler(logging.Handler):
@@ -243,8 +285,33 @@ def _every_graph_break_logged() -> Iterator[None]:
 
 
 @contextmanager
-def _compilations_to(take: Callable[[CompileStart], None]) -> Iterator[None]:
-    """Report every entry into dynamo's one function that compiles a frame.
+def _graph_breaks_to(take: Callable[[str, Sequence[FrameSummary]], None]) -> Iterator[None]:
+    """Report every frame whose tracing ended in a graph break, logged or not.
+
+    The log is not enough: 2.5 does not write a branch on a tensor's value there, nor an attribute that cannot be set,
+    and 2.9 does not yet write a break that cannot be resumed, as in a try block.
+    """
+
+    def run_and_report(translator: Any) -> None:
+        try:
+            original(translator)
+        except SkipFrame as skipped:
+            reason, *_ = str(skipped).splitlines() or [""]
+            if "graph break" in reason:  # in a loop: the whole function is left to Python
+                take(reason, [translator.frame_summary()])
+            raise
+        ended = getattr(translator.output, "compile_subgraph_reason", None)
+        if ended is not None and ended.graph_break:
+            take(ended.reason, ended.user_stack)
+
+    original = symbolic_convert.InstructionTranslator.run
+    with mock.patch.object(symbolic_convert.InstructionTranslator, "run", run_and_report):
+        yield
+
+
+@contextmanager
+def _compilations_within(around: Callable[[CompileStart], AbstractContextManager[None]]) -> Iterator[None]:
+    """Put `around` around every call of dynamo's one function that compiles a frame.
 
     The recompile log is not enough: a fresh code object per step is a first compilation each time. The compile-start
     callbacks are not either: they fire for the outermost of nested compilations only.
@@ -252,12 +319,11 @@ def _compilations_to(take: Callable[[CompileStart], None]) -> Iterator[None]:
     original = convert_frame._compile
 
     def compile_and_report(code: CodeType, *args: Any, **kwargs: Any) -> Any:
-        take(
-            CompileStart(
-                str(kwargs.get("compile_id", "")), code.co_name, shorten_path(code.co_filename), code.co_firstlineno
-            )
+        start = CompileStart(
+            str(kwargs.get("compile_id", "")), code.co_name, shorten_path(code.co_filename), code.co_firstlineno
         )
-        return original(code, *args, **kwargs)
+        with around(start):
+            return original(code, *args, **kwargs)
 
     convert_frame._compile = compile_and_report
     try:

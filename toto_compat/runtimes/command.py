@@ -390,6 +390,8 @@ def stored_after_build(prepared: Prepared, cell: PlannedCell) -> StoredCell | No
 
 def stored_cell(result: CellResult, *, key: str, seconds: float, run: str) -> StoredCell:
     fields = {name: getattr(result, name) for name in CellResult.model_fields}
+    # folders of this machine that nobody finds again: results are read elsewhere
+    fields["request"] = result.request.model_copy(update={"work_folder": "", "quiet_lock": None})
     return StoredCell(**fields, key=key, seconds=round(seconds, 3), stored=utc_now(), ran_in=run)
 
 

@@ -3,24 +3,31 @@
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from typing import Any
+from unittest import mock
 
 import torch
 
 from toto_compat.evidence.schema import Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.matrix.schema import Gate, Suite
-from toto_compat.model.bound import observed
-from toto_compat.observe.events import Event, EventKind, Severity
+from toto_compat.model.bound import BoundModel, observed
+from toto_compat.model.series import Series
+from toto_compat.observe.events import Event, EventKind
 from toto_compat.observe.live import CompilerWatch
+from toto_compat.observe.parse import SEVERITIES
 from toto_compat.suites.trial import Trial, blaming_the_candidate, telling_line
 
 PREDICTED_METHOD = (
     "Inductor's own checks on every graph of one forecast, without lowering it; its 'cpu device' reason ignored; the "
     "forecast traced on meta tensors as well, where a value on the CPU is a stray one"
 )
-MEASURED_METHOD = "cudagraph skips by Inductor's counter after warm-up, and decode steps without a cudaGraphLaunch"
+MEASURED_METHOD = (
+    "graphs that Inductor skipped, by its counter, and parts of graphs that it kept out of CUDA graphs, both with the "
+    "warm-up; and decode steps after it without a cudaGraphLaunch"
+)
 # A graph is recorded on its second call and replayed from the third on.
 WARM_UP_FORECASTS = 3
 
@@ -30,7 +37,8 @@ class GraphChecked:
     """What Inductor's checks say about one graph."""
 
     nodes: int
-    reasons: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)  # to run all of it without CUDA graphs
+    kept_out: list[str] = field(default_factory=list)  # ops it would be split around: they run outside CUDA graphs
     mutated_inputs: int = 0
     static_inputs: int = 0
     dynamic: bool = False
@@ -46,17 +54,20 @@ def run_cudagraph(trial: Trial) -> SuiteEvidence:
 
 def predict(trial: Trial) -> SuiteEvidence:
     """One forecast through a backend that asks Inductor's checks and then runs the graph as it is."""
-    with blaming_the_candidate():
-        graphs = graphs_of_one_forecast(trial)
+    graphs = graphs_of_one_forecast(trial)
     strays, untraceable = stray_tensors(trial)
     reasons = Counter(reason for graph in graphs for reason in graph.reasons)
-    reasons.update({f"cpu device ({name})": 1 for name in strays or ()})
+    kept_out = Counter(reason for graph in graphs for reason in graph.kept_out)
+    (kept_out if _has_graph_partition() else reasons).update({f"cpu device ({name})": 1 for name in strays or ()})
     return SuiteEvidence(
         suite=Suite.CUDAGRAPH,
         outcome=Outcome.MEASURED,
         method=PREDICTED_METHOD,
-        figures={Gate.CUDAGRAPHS.value: _predicted_figure(graphs, reasons, strays, untraceable)},
-        events=tuple(_skip_event(reason, count) for reason, count in reasons.items()),
+        figures={Gate.CUDAGRAPHS.value: _predicted_figure(graphs, strays, untraceable)},
+        events=(
+            *(_event(EventKind.CUDAGRAPH_SKIP, reason, count) for reason, count in reasons.items()),
+            *(_event(EventKind.CUDAGRAPH_PARTITION, reason, count) for reason, count in kept_out.items()),
+        ),
         details={
             "graphs": [asdict(graph) for graph in graphs],
             "dynamic_graphs": sum(graph.dynamic for graph in graphs),  # recorded anew for every shape
@@ -67,12 +78,12 @@ def predict(trial: Trial) -> SuiteEvidence:
     )
 
 
-def _predicted_figure(
-    graphs: Sequence[GraphChecked], reasons: Counter[str], strays: list[str] | None, untraceable: str
-) -> Figure:
+def _predicted_figure(graphs: Sequence[GraphChecked], strays: list[str] | None, untraceable: str) -> Figure:
     if not graphs:
         return Figure(value=None, kind=Kind.PREDICTED, missing="no graph reached Inductor: nothing was compiled")
-    if not reasons and strays is None:
+    skipped = sum(bool(graph.reasons) for graph in graphs)
+    split = sum(bool(graph.kept_out) and not graph.reasons for graph in graphs)
+    if not skipped and not split and strays is None:
         return Figure(
             value=None,
             kind=Kind.PREDICTED,
@@ -80,9 +91,10 @@ def _predicted_figure(
             "run this cell on a GPU",
         )
     return Figure(
-        value=sum(bool(graph.reasons) for graph in graphs) + len(strays or ()),
+        value=skipped + split + len(strays or ()),
         kind=Kind.PREDICTED,
-        method=f"of {len(graphs)} graphs, those that Inductor would run without CUDA graphs",
+        method=f"of {len(graphs)} graphs, {skipped} that Inductor would run without CUDA graphs and {split} that it "
+        f"would split around ops outside them; and {len(strays or ())} values left on the CPU",
     )
 
 
@@ -95,9 +107,17 @@ def graphs_of_one_forecast(trial: Trial) -> list[GraphChecked]:
 
 def _one_forecast(trial: Trial, backend: Callable[..., Any]) -> None:
     model = trial.compiled(backend=backend)
-    horizon = trial.workload.horizon_patches[0]
-    series = trial.series(model.patch_size, trial.workload.context_patches[0], horizon)
-    model.generate_mean(series, horizon * model.patch_size)
+    series = _series(trial, model)
+    with blaming_the_candidate():
+        _forecast(model, series)
+
+
+def _series(trial: Trial, model: BoundModel) -> Series:
+    return trial.series(model.patch_size, trial.workload.context_patches[0], trial.workload.horizon_patches[0])
+
+
+def _forecast(model: BoundModel, series: Series) -> None:
+    model.generate_mean(series, series.truth.shape[-1])
 
 
 def stray_tensors(trial: Trial) -> tuple[list[str] | None, str]:
@@ -166,18 +186,24 @@ def _run_as_it_is(graph_module: torch.fx.GraphModule) -> Callable[[list[Any]], A
 @contextmanager
 def _caches_off() -> Iterator[None]:
     """A cache hit would skip the hook."""
+    import torch._inductor.config as inductor_config
+
+    off = {"force_disable_caches": True} if hasattr(inductor_config, "force_disable_caches") else {}
+    with inductor_config.patch(off), _graph_caches_off():
+        yield
+
+
+@contextmanager
+def _graph_caches_off() -> Iterator[None]:
+    """Compile every graph, but leave alone what else torch keeps: a measured forecast is to run as it always does."""
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
 
-    off: dict[str, Any] = {"fx_graph_cache": False}
-    if hasattr(inductor_config, "force_disable_caches"):
-        off["force_disable_caches"] = True
-    with inductor_config.patch(off):
+    with ExitStack() as undo:
+        undo.enter_context(inductor_config.patch({"fx_graph_cache": False}))
         if hasattr(functorch_config, "enable_autograd_cache"):
-            with functorch_config.patch({"enable_autograd_cache": False}):
-                yield
-        else:
-            yield
+            undo.enter_context(functorch_config.patch({"enable_autograd_cache": False}))
+        yield
 
 
 def check_graph(
@@ -205,13 +231,18 @@ def check_graph(
     )
     if refused := cudagraph_utils.check_for_mutation(function, list(example_inputs), lambda _tensor: False):
         checked.reasons.append(_plain(refused))
+    regions = _with_regions(graph_module)
     if _has_graph_partition():
         checked.partitions = _partitions(graph_module)
-    for part in _with_regions(graph_module):
-        incompatible = get_first_incompatible_cudagraph_node(part)
-        if incompatible is not None:
-            checked.reasons.append(f"incompatible op {getattr(incompatible, 'target', incompatible)}")
+        checked.kept_out = [_incompatible(node) for part in regions for node in part.graph.nodes if _split_off(node)]
+    if not (_has_graph_partition() and _splits_around_every_op()):
+        found = [get_first_incompatible_cudagraph_node(part) for part in regions]
+        checked.reasons += [_incompatible(node) for node in found if node is not None]
     return checked
+
+
+def _incompatible(node: Any) -> str:
+    return f"incompatible op {getattr(node, 'target', node)}"
 
 
 def _with_regions(graph_module: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
@@ -246,27 +277,28 @@ def _has_graph_partition() -> bool:
     return bool(getattr(inductor_config, "graph_partition", False))
 
 
+def _splits_around_every_op() -> bool:
+    """Whether graph partition deals with all ops that cannot be captured. In 2.9 most still cost the whole graph."""
+    from torch._inductor import utils
+
+    return hasattr(utils, "is_cudagraph_unsafe_fx_node")
+
+
+def _split_off(node: torch.fx.Node) -> bool:
+    """Whether graph partition leaves this op outside CUDA graphs; devices apart, which only a GPU's graph has."""
+    from torch._inductor import utils
+
+    if node.op != "call_function":
+        return False
+    if _splits_around_every_op():
+        return bool(utils.is_cudagraph_unsafe_fx_node(node) or node.meta.get("unbacked_bindings"))
+    return getattr(torch.Tag, "cudagraph_unsafe", None) in getattr(node.target, "tags", ())
+
+
 def _partitions(graph_module: torch.fx.GraphModule) -> int:
     """How many pieces are left to capture when Inductor splits the graph around every op that cannot be."""
-    from torch._inductor.utils import get_first_incompatible_cudagraph_node
-
-    pieces, in_piece = 0, False
-    for node in graph_module.graph.nodes:
-        if node.op != "call_function":
-            continue
-        capturable = get_first_incompatible_cudagraph_node(_OneNode(node)) is None
-        if capturable and not in_piece:
-            pieces += 1
-        in_piece = capturable
-    return pieces
-
-
-class _OneNode:
-    """A graph module of a single node, as far as Inductor's check looks at one."""
-
-    def __init__(self, node: torch.fx.Node) -> None:
-        self.graph = self
-        self.nodes = [node]
+    calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+    return sum(captured for captured, _ in groupby(not _split_off(node) for node in calls))
 
 
 def _values_on_cpu(graph_module: torch.fx.GraphModule) -> list[str]:
@@ -284,10 +316,8 @@ def _plain(message: str) -> str:
     return message.partition("\n")[0].removeprefix("skipping cudagraphs due to ").partition(". Found from")[0].strip()
 
 
-def _skip_event(reason: str, count: int) -> Event:
-    return Event(
-        kind=EventKind.CUDAGRAPH_SKIP, severity=Severity.WARNING, reason=reason, normalised_reason=reason, count=count
-    )
+def _event(kind: EventKind, reason: str, count: int) -> Event:
+    return Event(kind=kind, severity=SEVERITIES[kind], reason=reason, normalised_reason=reason, count=count)
 
 
 # Measurement
@@ -303,28 +333,21 @@ def measure(trial: Trial) -> SuiteEvidence:
             method=MEASURED_METHOD,
             figures={Gate.CUDAGRAPHS.value: figure},
         )
-    launches: list[int] = []
-    with CompilerWatch("warm-up") as watch, blaming_the_candidate():
+    launches: list[int | None] = []
+    with CompilerWatch("warm-up") as watch, counting_kept_out() as kept_out:
         model = trial.compiled()
-        horizon = trial.workload.horizon_patches[0]
-        series = trial.series(model.patch_size, trial.workload.context_patches[0], horizon)
-        for _ in range(WARM_UP_FORECASTS):
-            model.generate_mean(series, horizon * model.patch_size)
-        after = watch.mark("measured")
-        with observed(model, counting_launches(launches)):
-            model.generate_mean(series, horizon * model.patch_size)
-    decode = launches[1:]
-    without_replay = sum(count == 0 for count in decode)
-    skips = watch.total.cudagraph_skips
+        series = _series(trial, model)
+        with blaming_the_candidate():
+            for _ in range(WARM_UP_FORECASTS):
+                _forecast(model, series)
+            after = watch.mark("measured")
+            with observed(model, counting_launches(launches)):
+                _forecast(model, series)
     return SuiteEvidence(
         suite=Suite.CUDAGRAPH,
         outcome=Outcome.MEASURED,
         method=MEASURED_METHOD,
-        figures={
-            Gate.CUDAGRAPHS.value: Figure(value=skips + without_replay, method=MEASURED_METHOD),
-            "cudagraph_skips": Figure(value=skips, method='counters["inductor"]["cudagraph_skips"], warm-up included'),
-            "steps_without_replay": Figure(value=without_replay, method=f"of {len(decode)} decode steps after warm-up"),
-        },
+        figures=measured_figures(watch.total.cudagraph_skips, kept_out, launches[1:]),
         events=tuple(
             event
             for event in watch.total.events
@@ -334,8 +357,87 @@ def measure(trial: Trial) -> SuiteEvidence:
     )
 
 
-def counting_launches(launches: list[int]) -> Callable[[int], Any]:
-    """An observer that profiles each step and counts the CUDA graphs it launched."""
+@dataclass
+class KeptOut:
+    """What Inductor leaves out of CUDA graphs without counting a skip: graph partition, on by default from 2.9 on."""
+
+    parts: int = 0
+    graphs: int = 0
+
+
+def measured_figures(skips: int, kept_out: KeptOut, decode: Sequence[int | None]) -> dict[str, Figure]:
+    """The gate's figure and what it is the sum of. `decode`: CUDA graphs launched per step, None if not to be seen."""
+    outside = kept_out.parts + kept_out.graphs
+    if not decode:
+        replay = Figure(value=None, missing="no decode step ran: the first horizon is one patch long")
+    elif None in decode:
+        replay = Figure(
+            value=None,
+            missing="the profiler delivered no event of the CUDA runtime: whether a step replayed a CUDA graph cannot "
+            "be seen; let this user profile the GPU (CUPTI)",
+        )
+    else:
+        replay = Figure(value=decode.count(0), method=f"of {len(decode)} decode steps after warm-up")
+    seen = skips + outside
+    if replay.value is not None:
+        gate = Figure(value=seen + replay.value, method=MEASURED_METHOD)
+    elif seen:
+        gate = Figure(value=seen, method=f"{MEASURED_METHOD}; of those nothing is known: {replay.missing}")
+    else:
+        gate = replay
+    return {
+        Gate.CUDAGRAPHS.value: gate,
+        "cudagraph_skips": Figure(value=skips, method='counters["inductor"]["cudagraph_skips"], warm-up included'),
+        "parts_kept_out": Figure(
+            value=outside,
+            method=f"{kept_out.parts} parts that Inductor's scheduler kept out of CUDA graphs and {kept_out.graphs} "
+            "whole graphs, warm-up included",
+        ),
+        "steps_without_replay": replay,
+    }
+
+
+@contextmanager
+def counting_kept_out() -> Iterator[KeptOut]:
+    """Count where Inductor decides it: its log leaves some of it out, and a graph from a cache is not decided again."""
+    from torch._inductor.scheduler import Scheduler
+
+    kept_out = KeptOut()
+    with ExitStack() as undo:
+        undo.enter_context(_graph_caches_off())
+        if hasattr(Scheduler, "graph_partition"):
+            counting = _counting_parts(Scheduler.graph_partition, kept_out)
+            undo.enter_context(mock.patch.object(Scheduler, "graph_partition", counting))
+        with suppress(ImportError):  # torch 2.4 and 2.5
+            from torch._inductor import output_code
+
+            if hasattr(output_code, "cudagraph_partition_post_compile"):
+                counting = _counting_graphs(output_code.cudagraph_partition_post_compile, kept_out)
+                undo.enter_context(mock.patch.object(output_code, "cudagraph_partition_post_compile", counting))
+        yield kept_out
+
+
+def _counting_parts(original: Callable[..., Any], kept_out: KeptOut) -> Callable[..., Any]:
+    def graph_partition(scheduler: Any) -> Any:
+        partitions, signatures = original(scheduler)
+        # for a graph compiled without CUDA graphs it is one part, and no news
+        if torch._inductor.config.triton.cudagraphs:
+            kept_out.parts += sum(signature.skip_cudagraph for signature in signatures)
+        return partitions, signatures
+
+    return graph_partition
+
+
+def _counting_graphs(original: Callable[..., Any], kept_out: KeptOut) -> Callable[..., Any]:
+    def post_compile(example_inputs: Any, compiled_graph: Any, *rest: Any, **named: Any) -> None:
+        original(example_inputs, compiled_graph, *rest, **named)
+        kept_out.graphs += bool(compiled_graph.cudagraph_info.cudagraph_fail_reasons)
+
+    return post_compile
+
+
+def counting_launches(launches: list[int | None]) -> Callable[[int], Any]:
+    """An observer that profiles each step and counts the CUDA graphs it launched; None where CUDA was not profiled."""
 
     @contextmanager
     def step(_index: int) -> Iterator[None]:
@@ -343,7 +445,8 @@ def counting_launches(launches: list[int]) -> Callable[[int], Any]:
 
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             yield
-            torch.cuda.synchronize()
-        launches.append(sum(event.name == "cudaGraphLaunch" for event in profiler.events()))
+            torch.cuda.synchronize()  # of the CUDA runtime itself: it is in every profile that sees the runtime
+        of_runtime = [event.name for event in profiler.events() if event.name.startswith("cuda")]
+        launches.append(of_runtime.count("cudaGraphLaunch") if of_runtime else None)
 
     return step

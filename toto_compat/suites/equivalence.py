@@ -94,6 +94,15 @@ class Reference:
     eager: Mapping[str, Tensor]
     nudged: tuple[Mapping[str, Tensor], ...]
 
+    @property
+    def finite(self) -> bool:
+        """Whether there is something to compare with: a limit made of what is not finite would decide by itself."""
+        return all(
+            bool(tensor.isfinite().all())
+            for found in (self.exact, self.eager, *self.nudged)
+            for tensor in found.values()
+        )
+
 
 def quantities(model: BoundModel, series: Series, truth: Tensor) -> dict[str, Tensor]:
     """All that is compared on one scenario: parameters of the first forward and of the decode steps, the forecast."""
@@ -107,18 +116,27 @@ def quantities(model: BoundModel, series: Series, truth: Tensor) -> dict[str, Te
     return found
 
 
+class NotFiniteError(Exception):
+    """Upstream eager itself is not finite there: no fault of the candidate, and nothing to compare it with."""
+
+
 def reference_on(trial: Trial, eager: BoundModel, exact: BoundModel, scenario: Scenario) -> Reference:
     shape = {"batch": scenario.batch, "variates": scenario.variates, "groups": scenario.groups}
     series = trial.series(eager.patch_size, scenario.context, scenario.horizon, **shape)
     exact_series = series.to(dtype=torch.float64)
     truth = eager.generate_mean(series, scenario.horizon * eager.patch_size)
-    return Reference(
+    if not truth.isfinite().all():  # fed back, it would make torch's distributions raise
+        raise NotFiniteError(scenario.name)
+    reference = Reference(
         series=series,
         truth=truth,
         exact=quantities(exact, exact_series, truth.double()),
         eager=quantities(eager, series, truth),
         nudged=tuple(quantities(eager, series.nudged(1, seed=seed), truth) for seed in NUDGES),
     )
+    if not reference.finite:
+        raise NotFiniteError(scenario.name)
+    return reference
 
 
 def compare(scenario: str, candidate: Mapping[str, Tensor], reference: Reference) -> list[Comparison]:
@@ -189,11 +207,13 @@ def compare_samples(trial: Trial, eager: BoundModel, candidate: BoundModel) -> C
         quantile_distance(sampled(eager, series.nudged(1, seed=run), trial, seed=workload.seed + 1 + run), reference)
         for run in range(NULL_RUNS)
     ]
+    if not all(map(math.isfinite, null)):
+        raise NotFiniteError(f"{_shortest(trial)}, samples")
     with blaming_the_candidate():
         samples = sampled(candidate, series, trial, seed=workload.seed)
     error, limit = quantile_distance(samples, reference), null_limit(null)
     return Comparison(
-        scenario=f"context {workload.context_patches[0]}",
+        scenario=_shortest(trial),
         quantity="sample_quantiles",
         error=error,
         limit=limit,
@@ -202,14 +222,23 @@ def compare_samples(trial: Trial, eager: BoundModel, candidate: BoundModel) -> C
     )
 
 
+def _shortest(trial: Trial) -> str:
+    return f"context {trial.workload.context_patches[0]}"
+
+
 def run_equivalence(trial: Trial, profile: Profile, candidate: BoundModel) -> SuiteEvidence:
     """All scenarios, the samples, the positive control, and the spread of the forecast's error over runs."""
     eager, exact = trial.eager(), trial.eager(dtype=torch.float64)
     scenarios = scenarios_of(trial.workload)
     comparisons: list[Comparison] = []
     control: list[Comparison] = []
+    not_finite: list[str] = []
     for scenario in scenarios:
-        reference = reference_on(trial, eager, exact, scenario)
+        try:
+            reference = reference_on(trial, eager, exact, scenario)
+        except NotFiniteError as error:
+            not_finite.append(str(error))
+            continue
         with blaming_the_candidate():
             found = quantities(candidate, reference.series, reference.truth)
         comparisons += compare(scenario.name, found, reference)
@@ -217,27 +246,29 @@ def run_equivalence(trial: Trial, profile: Profile, candidate: BoundModel) -> Su
             sabotaged = quantities(trial.eager(CONTROL), reference.series, reference.truth)
             control = compare(scenario.name, sabotaged, reference)
         trial.quiet.give_way()
-    comparisons.append(compare_samples(trial, eager, candidate))
+    try:
+        comparisons.append(compare_samples(trial, eager, candidate))
+    except NotFiniteError as error:
+        not_finite.append(str(error))
     trial.quiet.give_way()
-    maes = _forecast_maes(trial, candidate, profile.iterations)
+    series = _shortest_series(trial, eager)
+    eager_mae = _forecast_mae(eager, series)
+    with blaming_the_candidate():
+        maes = [_forecast_mae(candidate, series) for _ in range(profile.iterations)]
     return SuiteEvidence(
         suite=Suite.EQUIVALENCE,
         outcome=Outcome.MEASURED,
         method=METHOD,
         figures={
-            Gate.EQUIVALENCE.value: equivalence_figure(comparisons, control),
+            Gate.EQUIVALENCE.value: equivalence_figure(comparisons, control, not_finite),
             "equivalence_control": Figure(
                 value=_worst_ratio(control),
                 kind=Kind.MEASURED,
                 method=f"the same for {CONTROL.name}, eager: must exceed 1",
-            ),
-            Gate.MAE_SIGMA.value: Figure(
-                value=relative_spread(maes) if all(map(math.isfinite, maes)) else math.inf,
-                method=f"sigma / mean of the mean forecast's MAE against the held-out truth, {len(maes)} runs",
             )
-            if len(maes) > 1
-            else Figure(value=None, missing="one run has no sigma: raise iterations of the profile"),
-            "mae": Figure(value=statistics.fmean(maes), method="of the mean forecast against the held-out truth"),
+            if control
+            else _missing_reference(not_finite),
+            **_mae_figures(maes, eager_mae, _shortest(trial)),
         },
         details={
             "comparisons": [asdict(comparison) for comparison in comparisons],
@@ -248,8 +279,12 @@ def run_equivalence(trial: Trial, profile: Profile, candidate: BoundModel) -> Su
     )
 
 
-def equivalence_figure(comparisons: Sequence[Comparison], control: Sequence[Comparison]) -> Figure:
-    """The worst ratio, or nothing at all when a sabotage passed: then the comparison cannot see."""
+def equivalence_figure(
+    comparisons: Sequence[Comparison], control: Sequence[Comparison], not_finite: Sequence[str] = ()
+) -> Figure:
+    """The worst ratio; nothing without a reference, nor when a sabotage passed: then the comparison cannot see."""
+    if not_finite:
+        return _missing_reference(not_finite)
     control_ratio = _worst_ratio(control)
     if not control_ratio > 1.0:
         return Figure(
@@ -265,49 +300,64 @@ def equivalence_figure(comparisons: Sequence[Comparison], control: Sequence[Comp
     )
 
 
+def _missing_reference(scenarios: Sequence[str]) -> Figure:
+    return Figure(value=None, missing=f"upstream eager is not finite on {'; '.join(scenarios)}")
+
+
+def _mae_figures(maes: Sequence[float], eager_mae: float, scenario: str) -> dict[str, Figure]:
+    if not math.isfinite(eager_mae):
+        return dict.fromkeys((Gate.MAE_SIGMA.value, "mae"), _missing_reference([scenario]))
+    return {
+        Gate.MAE_SIGMA.value: Figure(
+            value=relative_spread(maes) if all(map(math.isfinite, maes)) else math.inf,
+            method=f"sigma / mean of the mean forecast's MAE against the held-out truth, {len(maes)} runs",
+        )
+        if len(maes) > 1
+        else Figure(value=None, missing="one run has no sigma: raise iterations of the profile"),
+        "mae": Figure(value=statistics.fmean(maes), method="of the mean forecast against the held-out truth"),
+    }
+
+
 def _worst_ratio(comparisons: Sequence[Comparison]) -> float:
     return max((comparison.ratio for comparison in comparisons), default=0.0)
 
 
-def _forecast_maes(trial: Trial, candidate: BoundModel, runs: int) -> list[float]:
-    workload = trial.workload
-    horizon = workload.horizon_patches[0]
-    series = trial.series(candidate.patch_size, workload.context_patches[0], horizon)
-    with blaming_the_candidate():
-        forecasts = [candidate.generate_mean(series, horizon * candidate.patch_size) for _ in range(runs)]
-    return [float((forecast.double() - series.truth.double()).abs().mean()) for forecast in forecasts]
+def _shortest_series(trial: Trial, model: BoundModel) -> Series:
+    return trial.series(model.patch_size, trial.workload.context_patches[0], trial.workload.horizon_patches[0])
+
+
+def _forecast_mae(model: BoundModel, series: Series) -> float:
+    forecast = model.generate_mean(series, series.truth.shape[-1])
+    return float((forecast.double() - series.truth.double()).abs().mean())
 
 
 def run_determinism(trial: Trial, candidate: BoundModel) -> SuiteEvidence:
     """The largest difference between two runs of one seed in one process; nothing where eager differs itself."""
-    difference = {
-        "eager": _difference_of_two_runs(trial, trial.eager()),
-    }
+    model = trial.eager()
+    series = _shortest_series(trial, model)
+    eager = _difference_of_two_runs(trial, model, series)
     with blaming_the_candidate():
-        difference["compiled"] = _difference_of_two_runs(trial, candidate)
-    eager, compiled = difference["eager"], difference["compiled"]
-    figure = (
-        Figure(value=compiled, method="largest absolute difference, mean forecast and samples, two runs with one seed")
-        if eager == 0.0
-        else Figure(value=None, missing=f"upstream eager differs from itself by {eager:.3g} on this device")
-    )
+        compiled = _difference_of_two_runs(trial, candidate, series)
+    if not math.isfinite(eager):
+        figure = _missing_reference([_shortest(trial)])
+    elif eager != 0.0:
+        figure = Figure(value=None, missing=f"upstream eager differs from itself by {eager:.3g} on this device")
+    else:
+        method = "largest absolute difference, mean forecast and samples, two runs with one seed"
+        figure = Figure(value=compiled, method=method)
     return SuiteEvidence(
         suite=Suite.DETERMINISM,
         outcome=Outcome.MEASURED,
         method="two runs, one seed, one process",
         figures={Gate.DETERMINISM.value: figure},
-        details={"largest_difference": difference},
+        details={"largest_difference": {"eager": eager, "compiled": compiled}},
     )
 
 
-def _difference_of_two_runs(trial: Trial, model: BoundModel) -> float:
-    workload = trial.workload
-    horizon = workload.horizon_patches[0]
-    series = trial.series(model.patch_size, workload.context_patches[0], horizon)
-
+def _difference_of_two_runs(trial: Trial, model: BoundModel, series: Series) -> float:
     def once() -> Iterator[Tensor]:
-        yield model.generate_mean(series, horizon * model.patch_size)
-        yield sampled(model, series, trial, seed=workload.seed)
+        yield model.generate_mean(series, series.truth.shape[-1])
+        yield sampled(model, series, trial, seed=trial.workload.seed)
 
     differences = [float((first - second).abs().max()) for first, second in zip(once(), once(), strict=True)]
     return math.inf if any(map(math.isnan, differences)) else max(differences)

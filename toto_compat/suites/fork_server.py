@@ -14,16 +14,18 @@ import time
 import traceback
 from pathlib import Path
 
+from toto_compat.suites.quiet import QuietLock
+
 _SECONDS_TO_IMPORT = 300.0
 
 
 class ForkServer:
     """The orchestrator's side: starts the server, asks it for forks, one at a time."""
 
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, environment: dict[str, str], log: Path, quiet_lock: str | None = None) -> None:
         with log.open("wb") as sink:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "toto_compat.suites.fork_server"],
+                [sys.executable, "-m", "toto_compat.suites.fork_server", *([quiet_lock] if quiet_lock else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
@@ -34,7 +36,10 @@ class ForkServer:
         self._unread = b""
 
     def is_ready(self) -> bool:
-        """Whether the imports went well; waits for them. If not, a process of the group's own will say why."""
+        """Whether the imports went well; waits for them. If not, a process of the group's own will say why.
+
+        A machine that is kept quiet for so long counts as a no, too: a group's own process waits under its timeout.
+        """
         return self.answer(_SECONDS_TO_IMPORT) == "ready"
 
     def start(self, arguments: list[str], log: Path) -> "ForkedGroup | None":
@@ -88,9 +93,11 @@ class ForkedGroup:
         return self.returncode
 
 
-def serve() -> None:
+def serve(quiet_lock: str | None = None) -> None:
     """Import, say so, then fork for every line on standard input and tell the process and how it ended."""
-    from toto_compat.suites import equivalence, group, recompile, trial  # noqa: F401 - imported for the forks
+    # given back before the first fork: a fork takes the lock through a file that it opens itself
+    with QuietLock(quiet_lock).working():
+        from toto_compat.suites import equivalence, group, recompile, trial  # noqa: F401 - imported for the forks
 
     group.die_with_the_orchestrator()
     _say("ready")
@@ -130,4 +137,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(*sys.argv[1:])

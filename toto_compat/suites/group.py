@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from toto_compat.evidence.schema import CellRequest, Failure, Outcome, SuiteEvid
 from toto_compat.matrix.schema import Suite
 from toto_compat.strict_model import StrictModel
 from toto_compat.suites.memory import MemoryRun, run_memory, watching_the_tree
+from toto_compat.suites.quiet import QuietLock
 from toto_compat.suites.speed import SpeedRun, first_forecast_seconds, run_speed
 
 LAST_LINES = 25
@@ -55,38 +56,46 @@ class GroupResult(StrictModel):
     cache_class: str = ""
     facts: dict[str, Any] = Field(default={})  # of torch, for the provenance
 
-
-def run_group(request: CellRequest, group: Group) -> GroupResult:
-    """Run the group's suites. What a suite raises becomes its evidence; only a crash of the process is lost."""
-    import torch
-
-    from toto_compat.suites.trial import Trial
-
-    torch.set_num_threads(request.limits.threads)
-    trial = Trial.of(request)
-    with trial.quiet.working():
-        result = _RUNNERS[group](trial, request)
-    return result.model_copy(update={"facts": torch_facts()})
+    def tells_of(self, suite: Suite) -> bool:
+        """Whether the suite was finished, be it with an error."""
+        measurements = {Suite.SPEED: self.speed, Suite.MEMORY: self.memory}
+        return suite in self.evidence or measurements.get(suite) is not None
 
 
-def _observe(trial: Any, _request: CellRequest) -> GroupResult:
-    from toto_compat.suites.recompile import batch_sizes, run_recompile
+def run_group(request: CellRequest, group: Group, save: Callable[[GroupResult], None]) -> None:
+    """Run the group's suites and save after each what there is so far.
+
+    What a suite raises becomes its evidence; a crash of the process loses only the suite that it happens in.
+    """
+    quiet = QuietLock(request.quiet_lock)
+    with quiet.working():  # the imports are work too
+        import torch
+
+        from toto_compat.suites.trial import Trial
+
+        torch.set_num_threads(request.limits.threads)
+        for result in _RUNNERS[group](Trial.of(request, quiet), request):
+            save(result.model_copy(update={"facts": torch_facts()}))
+
+
+def _observe(trial: Any, _request: CellRequest) -> Iterator[GroupResult]:
+    from toto_compat.suites.recompile import run_recompile
 
     classes: list[str] = []
 
     def recompile() -> SuiteEvidence:
-        model = trial.compiled(batch_sizes=batch_sizes(trial.workload))
+        model = trial.compiled(batch_sizes=trial.batch_sizes)
         classes.append(model.cache_class)
         return run_recompile(trial, model)
 
     with watching_the_tree() as tree:
         evidence = measured(Suite.RECOMPILE, recompile)
-    return GroupResult(
+    yield GroupResult(
         evidence={Suite.RECOMPILE: evidence}, compile_peak_bytes=tree.peak, cache_class=next(iter(classes), "")
     )
 
 
-def _equivalence(trial: Any, request: CellRequest) -> GroupResult:
+def _equivalence(trial: Any, request: CellRequest) -> Iterator[GroupResult]:
     from toto_compat.suites.equivalence import run_determinism, run_equivalence
 
     candidates: list[Any] = []
@@ -100,18 +109,21 @@ def _equivalence(trial: Any, request: CellRequest) -> GroupResult:
         Suite.EQUIVALENCE: lambda: run_equivalence(trial, request.profile, candidate()),
         Suite.DETERMINISM: lambda: run_determinism(trial, candidate()),
     }
-    evidence = {suite: measured(suite, run) for suite, run in runners.items() if suite in request.profile.suites}
-    return GroupResult(evidence=evidence, cache_class=candidates[0].cache_class if candidates else "")
+    evidence: dict[Suite, SuiteEvidence] = {}
+    for suite in (suite for suite in runners if suite in request.profile.suites):
+        evidence[suite] = measured(suite, runners[suite])
+        yield GroupResult(evidence=dict(evidence), cache_class=candidates[0].cache_class if candidates else "")
 
 
-def _speed(trial: Any, request: CellRequest) -> GroupResult:
+def _speed(trial: Any, request: CellRequest) -> Iterator[GroupResult]:
     speeds: list[SpeedRun] = []
     memories: list[MemoryRun] = []
     started: list[tuple[Any, float]] = []
 
     def candidate() -> tuple[Any, float]:
         if not started:
-            model = trial.compiled()
+            # told the same as the model of the cold compile, or a warm start would be one of something else
+            model = trial.compiled(batch_sizes=trial.batch_sizes)
             started.append((model, first_forecast_seconds(trial, model)))
         return started[0]
 
@@ -124,16 +136,18 @@ def _speed(trial: Any, request: CellRequest) -> GroupResult:
         return SuiteEvidence(suite=Suite.SPEED, outcome=Outcome.MEASURED)
 
     runners = {Suite.MEMORY: memory, Suite.SPEED: speed}
-    evidence = {suite: measured(suite, run) for suite, run in runners.items() if suite in request.profile.suites}
-    return GroupResult(
-        # what was measured becomes evidence only together with what other processes measured
-        evidence={suite: found for suite, found in evidence.items() if found.outcome is not Outcome.MEASURED},
-        speed=next(iter(speeds), None),
-        memory=next(iter(memories), None),
-    )
+    evidence: dict[Suite, SuiteEvidence] = {}
+    for suite in (suite for suite in runners if suite in request.profile.suites):
+        evidence[suite] = measured(suite, runners[suite])
+        yield GroupResult(
+            # what was measured becomes evidence only together with what other processes measured
+            evidence={suite: found for suite, found in evidence.items() if found.outcome is not Outcome.MEASURED},
+            speed=next(iter(speeds), None),
+            memory=next(iter(memories), None),
+        )
 
 
-def _memory_reference(trial: Any, _request: CellRequest) -> GroupResult:
+def _memory_reference(trial: Any, _request: CellRequest) -> Iterator[GroupResult]:
     runs: list[MemoryRun] = []
 
     def memory() -> SuiteEvidence:
@@ -141,16 +155,17 @@ def _memory_reference(trial: Any, _request: CellRequest) -> GroupResult:
         return SuiteEvidence(suite=Suite.MEMORY, outcome=Outcome.MEASURED)
 
     evidence = measured(Suite.MEMORY, memory)
-    return GroupResult(memory=runs[0]) if runs else GroupResult(evidence={Suite.MEMORY: evidence})
+    yield GroupResult(memory=runs[0]) if runs else GroupResult(evidence={Suite.MEMORY: evidence})
 
 
-def _cudagraph(trial: Any, _request: CellRequest) -> GroupResult:
+def _cudagraph(trial: Any, _request: CellRequest) -> Iterator[GroupResult]:
     from toto_compat.suites.cudagraph import run_cudagraph
 
-    return GroupResult(evidence={Suite.CUDAGRAPH: measured(Suite.CUDAGRAPH, lambda: run_cudagraph(trial))})
+    yield GroupResult(evidence={Suite.CUDAGRAPH: measured(Suite.CUDAGRAPH, lambda: run_cudagraph(trial))})
 
 
-_RUNNERS: dict[Group, Callable[[Any, CellRequest], GroupResult]] = {
+# Each yields after every suite what the group has so far.
+_RUNNERS: dict[Group, Callable[[Any, CellRequest], Iterator[GroupResult]]] = {
     Group.OBSERVE: _observe,
     Group.EQUIVALENCE: _equivalence,
     Group.SPEED: _speed,
@@ -175,12 +190,11 @@ def measured(suite: Suite, run: Callable[[], SuiteEvidence]) -> SuiteEvidence:
 
 def failure_of(error: BaseException) -> Failure:
     """The first meaningful line of what was raised, and the end of its traceback."""
-    from toto_compat.suites.trial import telling_line
+    from toto_compat.suites.trial import is_out_of_memory, telling_line
 
     lines = "".join(traceback.format_exception(error)).splitlines()
-    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return Failure(
-        kind="out_of_memory" if out_of_memory else "exception",
+        kind="out_of_memory" if is_out_of_memory(error) else "exception",
         message=telling_line(error),
         last_lines=tuple(lines[-LAST_LINES:]),
     )
@@ -207,8 +221,8 @@ def main(arguments: list[str]) -> int:
     request_path, group, output_path = arguments
     die_with_the_orchestrator()
     request = CellRequest.model_validate_json(Path(request_path).read_text(encoding="utf-8"))
-    result = run_group(request, Group(group))
-    write_atomically(Path(output_path), result.model_dump_json(by_alias=True))
+    output = Path(output_path)
+    run_group(request, Group(group), lambda result: write_atomically(output, result.model_dump_json(by_alias=True)))
     return 0
 
 

@@ -16,8 +16,23 @@ if TYPE_CHECKING:
     from toto_compat.suites.trial import Trial
 
 METHOD = (
-    "two forecasts at the smallest context in a process that has done nothing else, garbage collected, then the "
-    "process's resident memory (CUDA: what torch has allocated); compiled over upstream eager"
+    "at the smallest context three forecasts of the compiled model, told of every batch of the workload, and two of "
+    "upstream eager, each in a process that has done nothing else; garbage collected, then the process's resident "
+    "memory (CUDA: what torch has reserved once its cache is emptied, which the pools of CUDA graphs are part of); "
+    "compiled over upstream eager"
+)
+# Of Python, torch, the C++ library and compilers; the last two of a compiler that the kernel killed.
+OUT_OF_MEMORY_TEXTS = (
+    "MemoryError",
+    "not enough memory",
+    "std::bad_alloc",
+    "Cannot allocate memory",
+    "can't allocate memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "out of memory allocating",
+    "Killed signal terminated program",
+    "unable to execute command: Killed",
 )
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -119,9 +134,9 @@ def run_memory(trial: "Trial", model: "BoundModel") -> MemoryRun:
 
 def memory_evidence(reference: MemoryRun, compiled: MemoryRun, *, cold_peak: int | None) -> SuiteEvidence:
     """The ratio that decides, and beside it what each process held. `cold_peak`: of the process that compiled cold."""
-    on_cuda = reference.cuda_allocated is not None and compiled.cuda_allocated is not None
+    on_cuda = reference.cuda_reserved is not None and compiled.cuda_reserved is not None
     held = (
-        (compiled.cuda_allocated or 0, reference.cuda_allocated or 0)
+        (compiled.cuda_reserved or 0, reference.cuda_reserved or 0)
         if on_cuda
         else (compiled.steady_rss, reference.steady_rss)
     )
@@ -139,10 +154,10 @@ def memory_evidence(reference: MemoryRun, compiled: MemoryRun, *, cold_peak: int
             value=cold_peak / reference.steady_rss, unit="x", method="cold compile peak / upstream eager, warm"
         )
     if on_cuda:
-        figures["cuda_reserved"] = Figure(
-            value=(compiled.cuda_reserved or 0) / max(1, reference.cuda_reserved or 0),
+        figures["cuda_allocated"] = Figure(
+            value=(compiled.cuda_allocated or 0) / max(1, reference.cuda_allocated or 0),
             unit="x",
-            method="torch.cuda.memory_reserved, compiled over upstream eager",
+            method="torch.cuda.memory_allocated, compiled over upstream eager; the pools of CUDA graphs are not in it",
         )
         figures["cuda_peak_bytes"] = _bytes(compiled.cuda_peak_allocated, "torch.cuda.max_memory_allocated")
     return SuiteEvidence(

@@ -12,6 +12,7 @@ import torch
 from toto_compat.evidence.schema import Figure, Outcome, SuiteEvidence
 from toto_compat.matrix.schema import Gate, Suite, Workload
 from toto_compat.model.bound import BoundModel, observed
+from toto_compat.model.series import Series
 from toto_compat.observe.events import Event, EventKind
 from toto_compat.observe.live import CompilerWatch, CompileStart, Phase, StepActivity, step_activity
 from toto_compat.suites.trial import Trial, blaming_the_candidate, synchronise
@@ -33,6 +34,10 @@ class PlannedForecast:
     batch: int
     samples: int = 0
     warm_up: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.context, self.horizon, self.batch, self.samples
 
     @property
     def name(self) -> str:
@@ -59,31 +64,25 @@ def plan_forecasts(workload: Workload) -> tuple[PlannedForecast, ...]:
     return (*warm_up, *measured)
 
 
-def batch_sizes(workload: Workload) -> tuple[int, ...]:
-    """Every batch the model will see, samples counted as the series they are to it."""
-    sampled = workload.batches[0] * workload.samples_per_batch
-    return tuple(dict.fromkeys((*workload.batches, sampled)))
-
-
 def run_recompile(trial: Trial, candidate: BoundModel) -> SuiteEvidence:
     """Take the planned forecasts one by one and count per forecast."""
     plan = plan_forecasts(trial.workload)
     taken: list[ForecastTaken] = []
-    with CompilerWatch("before") as watch, step_activity() as activity, blaming_the_candidate():
+    with CompilerWatch("before") as watch, step_activity() as activity:
         for planned in plan:
+            series = trial.series(candidate.patch_size, planned.context, planned.horizon, batch=planned.batch)
             phase = watch.mark(planned.name)
             observer = nullcontext_observer if planned.warm_up else decode_steps_of(activity)
-            with observed(candidate, observer):
-                seconds = take_forecast(trial, candidate, planned)
+            with observed(candidate, observer), blaming_the_candidate():
+                seconds = take_forecast(trial, candidate, planned, series)
             taken.append(ForecastTaken(planned, seconds, phase))
             trial.quiet.give_way()
     return recompile_evidence(taken, activity)
 
 
-def take_forecast(trial: Trial, model: BoundModel, planned: PlannedForecast) -> float:
+def take_forecast(trial: Trial, model: BoundModel, planned: PlannedForecast, series: Series) -> float:
     """Seconds of one forecast, compilation included."""
     workload = trial.workload
-    series = trial.series(model.patch_size, planned.context, planned.horizon, batch=planned.batch)
     steps = planned.horizon * model.patch_size
     synchronise(trial.device)
     start = time.perf_counter()
@@ -154,11 +153,7 @@ def recompile_evidence(taken: Sequence[ForecastTaken], activity: StepActivity) -
         ),
         "graphs": Figure(value=sum(phase.graphs for phase in phases), method="graphs handed to the backend"),
         "compilations": Figure(value=len(starts), method="compilations started in the whole run"),
-        "cold_compile_s": Figure(
-            value=max(0.0, taken[0].seconds - taken[1].seconds),
-            unit="s",
-            method="first forecast of the process with an empty inductor cache, minus the second one",
-        ),
+        "cold_compile_s": cold_compile_figure(taken),
     }
     return SuiteEvidence(
         suite=Suite.RECOMPILE,
@@ -173,6 +168,27 @@ def recompile_evidence(taken: Sequence[ForecastTaken], activity: StepActivity) -
             "reasons": _grouped_reasons(events),
             "compiled_calls_per_decode_step": dict(sorted(activity.per_step.items())),
         },
+    )
+
+
+def cold_compile_figure(taken: Sequence[ForecastTaken]) -> Figure:
+    """What compiling cost over the whole run: how much longer the forecasts that compiled took than warm ones."""
+    compiled = [forecast for forecast in taken if forecast.phase.compile_starts]
+    warm = [forecast for forecast in taken if not forecast.phase.compile_starts]
+    if not warm:
+        return Figure(
+            value=None, unit="s", missing="every forecast of the run compiled: there is no warm one to compare"
+        )
+    extra = 0.0
+    for forecast in compiled:
+        same_shape = [other.seconds for other in warm if other.plan.shape == forecast.plan.shape]
+        extra += forecast.seconds - min(same_shape or [other.seconds for other in warm])
+    return Figure(
+        value=max(0.0, extra),
+        unit="s",
+        method=f"over the {len(compiled)} of {len(taken)} forecasts that compiled, from an empty inductor cache on: "
+        "their seconds minus those of the fastest forecast of the same shape that compiled nothing, or of any shape "
+        "where there is none of the same",
     )
 
 

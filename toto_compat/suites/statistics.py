@@ -74,8 +74,8 @@ def null_limit(distances: Sequence[float]) -> float:
 
 
 def ratio_to_limit(error: float, limit: float) -> float:
-    """error / limit; not a number in either is the worst there is, and 0 / 0 is no error at all."""
-    if math.isnan(error) or math.isnan(limit) or math.isinf(error):
+    """error / limit; what is not finite in either is the worst there is, and 0 / 0 is no error at all."""
+    if not (math.isfinite(error) and math.isfinite(limit)):
         return math.inf
     if error == 0.0:
         return 0.0

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from toto_compat.errors import TotoCompatError
 from toto_compat.evidence.schema import CacheRequest, CellRequest
 from toto_compat.matrix.schema import CompileSettings, CsvSeries, Workload
 from toto_compat.model.backbone import build_backbone
 from toto_compat.model.bound import BoundModel, CompileSpec, bind
 from toto_compat.model.series import Series, make_series
+from toto_compat.suites.memory import OUT_OF_MEMORY_TEXTS
 from toto_compat.suites.quiet import QuietLock
 
 UPSTREAM = CacheRequest(name="upstream", source="builtin")
@@ -30,30 +32,50 @@ class CandidateError(Exception):
 
 @contextmanager
 def blaming_the_candidate() -> Iterator[None]:
-    """Around every call of the compiled model, so that its exceptions are told apart from the harness's own."""
+    """Around every call of the compiled model, so that its exceptions are told apart from the harness's own.
+
+    Around nothing else: whatever raises in here counts against the cache, unless it is the user's to solve or the
+    machine has run out of something.
+    """
     try:
         yield
-    except (MemoryError, torch.cuda.OutOfMemoryError, CandidateError):
+    except (TotoCompatError, CandidateError):
         raise
     except Exception as error:
-        if disk_is_full(error):
+        if disk_is_full(error) or is_out_of_memory(error):
             raise
         raise CandidateError(error) from error
 
 
 def disk_is_full(error: BaseException) -> bool:
     """Whether a full disk is behind an error; a compiler's own is only text in what inductor raises."""
+    return any(
+        (isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT))
+        or any(text in str(found) for text in _FULL_DISK_TEXTS)
+        for found in all_behind(error)
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether missing memory is behind an error: torch's, Python's, or that of a compiler the kernel killed."""
+    return any(
+        isinstance(found, MemoryError | torch.cuda.OutOfMemoryError)
+        or any(text in str(found) for text in OUT_OF_MEMORY_TEXTS)
+        for found in all_behind(error)
+    )
+
+
+def all_behind(error: BaseException) -> Iterator[BaseException]:
+    """The error and everything it came from, each once; torch keeps what a backend raised as `inner_exception`."""
     left, seen = [error], set()
     while left:
         found = left.pop()
+        if id(found) in seen:
+            continue
         seen.add(id(found))
-        if isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        if any(text in str(found) for text in _FULL_DISK_TEXTS):
-            return True
+        yield found
         behind = (found.__cause__, found.__context__, getattr(found, "inner_exception", None))
-        left += [one for one in behind if isinstance(one, BaseException) and id(one) not in seen]
-    return False
+        left += [one for one in behind if isinstance(one, BaseException)]
 
 
 @dataclass(frozen=True)
@@ -70,7 +92,8 @@ class Trial:
     quiet: QuietLock = field(default_factory=lambda: QuietLock(None))
 
     @staticmethod
-    def of(request: CellRequest) -> "Trial":
+    def of(request: CellRequest, quiet: QuietLock) -> "Trial":
+        """The request's trial. `quiet` is the lock that this process holds: a second one would wait for the first."""
         return Trial(
             workload=request.workload,
             cache=request.cache,
@@ -79,7 +102,7 @@ class Trial:
             device=request.device.value,
             checkpoint_folder=request.checkpoint_folder,
             csv=request.csv,
-            quiet=QuietLock(request.quiet_lock),
+            quiet=quiet,
         )
 
     @property
@@ -93,6 +116,12 @@ class Trial:
         """The longest context plus the longest horizon that any suite asks of this workload."""
         return self.workload.context_patches[-1] + max(self.workload.horizon_patches)
 
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Every batch that this workload asks for, samples counted as the series they are to the model."""
+        sampled = self.workload.batches[0] * self.workload.samples_per_batch
+        return tuple(dict.fromkeys((*self.workload.batches, sampled)))
+
     def eager(self, cache: CacheRequest = UPSTREAM, *, dtype: torch.dtype | None = None) -> BoundModel:
         """A cache run eager; upstream unless another is named."""
         return bind(self._backbone(dtype), cache, max_patches=self.max_patches)
@@ -100,14 +129,9 @@ class Trial:
     def compiled(self, *, backend: Callable[..., Any] | None = None, batch_sizes: tuple[int, ...] = ()) -> BoundModel:
         """The candidate: this cell's cache, compiled as the cell says, told which batches the suite will use."""
         spec = CompileSpec(mode=self.mode, settings=self.settings, backend=backend)
+        backbone = self._backbone(None)
         with blaming_the_candidate():
-            return bind(
-                self._backbone(None),
-                self.cache,
-                compile_spec=spec,
-                max_patches=self.max_patches,
-                batch_sizes=batch_sizes,
-            )
+            return bind(backbone, self.cache, compile_spec=spec, max_patches=self.max_patches, batch_sizes=batch_sizes)
 
     def series(
         self,
