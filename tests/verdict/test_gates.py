@@ -13,11 +13,13 @@ from tests.verdict.sample_cells import (
     production_incident,
     provenance,
     suite_error,
+    with_events,
     with_figures,
     with_suite,
 )
 from toto_compat.evidence.schema import CellResult, Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.matrix.schema import Device, Gate, GateLimit, Suite
+from toto_compat.observe.events import Event, EventKind, Severity
 from toto_compat.verdict.gates import SUITE_OF_GATE, Status, judge, limit_text, limits_for
 
 
@@ -95,7 +97,15 @@ def test_a_predicted_figure_never_decides_on_cuda() -> None:
 def test_cuda_graphs_on_a_cpu_do_not_apply_and_show_their_prediction() -> None:
     found = judge(production_incident(), GATES).gates[Gate.CUDAGRAPHS]
     assert found.status is Status.NOT_APPLICABLE
-    assert "predicted for a GPU: 8 skips" in found.reason
+    assert "predicted for a GPU: 8 skipped or split" in found.reason
+
+
+def test_a_graph_that_is_split_fails_with_what_it_was_split_around() -> None:
+    split = Event(kind=EventKind.CUDAGRAPH_PARTITION, severity=Severity.WARNING, reason="aten.nonzero.default")
+    result = with_figures(good_result(build="cu128", mode="reduce-overhead"), {Gate.CUDAGRAPHS: 1.0})
+    found = judge(with_events(result, Suite.CUDAGRAPH, split), GATES).gates[Gate.CUDAGRAPHS]
+    assert found.status is Status.FAIL
+    assert "aten.nonzero.default" in found.reason
 
 
 def test_a_cuda_cell_that_saw_no_gpu_decides_nothing() -> None:

@@ -245,7 +245,7 @@ def _predicted(cell: JudgedCell) -> str:
     judged = cell.gates.get(Gate.CUDAGRAPHS)
     if not judged or judged.value is None or judged.kind is Kind.MEASURED:
         return ""
-    return "no graph skips" if judged.value == 0 else f"{judged.value:g} graph skip{'s' if judged.value != 1 else ''}"
+    return "no graph skips" if judged.value == 0 else f"{judged.value:g} graphs skipped or split"
 
 
 def _gate(judged: JudgedGate) -> dict[str, Any]:

@@ -158,18 +158,18 @@ def _cudagraphs_do_not_apply(result: CellResult, figure: Figure | None) -> str:
     return ""
 
 
-_EVENT_OF_GATE = {
-    Gate.RECOMPILE_LIMIT: EventKind.RECOMPILE_LIMIT,
-    Gate.RECOMPILES: EventKind.RECOMPILE,
-    Gate.RECOMPILES_TOTAL: EventKind.RECOMPILE,
-    Gate.GRAPH_BREAKS: EventKind.GRAPH_BREAK,
-    Gate.CUDAGRAPHS: EventKind.CUDAGRAPH_SKIP,
+_EVENTS_OF_GATE = {
+    Gate.RECOMPILE_LIMIT: (EventKind.RECOMPILE_LIMIT,),
+    Gate.RECOMPILES: (EventKind.RECOMPILE,),
+    Gate.RECOMPILES_TOTAL: (EventKind.RECOMPILE,),
+    Gate.GRAPH_BREAKS: (EventKind.GRAPH_BREAK,),
+    Gate.CUDAGRAPHS: (EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION),
 }
 
 
 def _what_torch_said(gate: Gate, evidence: SuiteEvidence) -> str:
     """The first event behind a failed count: what came later may only follow from it."""
-    events = [event for event in evidence.events if event.kind is _EVENT_OF_GATE.get(gate)]
+    events = [event for event in evidence.events if event.kind in _EVENTS_OF_GATE.get(gate, ())]
     if not events:
         return ""
     first = events[0]
@@ -179,7 +179,7 @@ def _what_torch_said(gate: Gate, evidence: SuiteEvidence) -> str:
 
 
 def _skips(count: float) -> str:
-    return "no reason to skip them" if count == 0 else f"{count:g} skip{'s' if count != 1 else ''}"
+    return "no reason to skip them" if count == 0 else f"{count:g} skipped or split"
 
 
 def _not_evidence(result: CellResult, gate: Gate, evidence: SuiteEvidence | None) -> str:
