@@ -177,8 +177,8 @@ def test_equal_samples_have_no_distance() -> None:
 
 
 def test_upstream_unlowered_is_equivalent_and_the_control_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite's two shortest scenarios; the graphs run as traced, so that only dynamo can be wrong."""
-    monkeypatch.setattr(equivalence, "scenarios_of", lambda workload: scenarios_of(workload)[:2])
+    """The suite's shortest scenario; the graphs run as traced, so that only dynamo can be wrong."""
+    monkeypatch.setattr(equivalence, "scenarios_of", lambda workload: scenarios_of(workload)[:1])
     workload = WORKLOAD.model_copy(update={"context_patches": (4, 6)})
     trial = replace(trial_of("upstream", workload=workload), settings=UNLOWERED)
     evidence = run_equivalence(trial, Profile(iterations=3, workload="w"), trial.compiled())

@@ -70,8 +70,8 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def evidence_of(cache: str) -> SuiteEvidence:
-    trial = trial_of(cache, settings=UNLOWERED)
+def evidence_of(cache: str, workload: Workload = WORKLOAD) -> SuiteEvidence:
+    trial = trial_of(cache, settings=UNLOWERED, workload=workload)
     return run_recompile(trial, trial.compiled(batch_sizes=trial.batch_sizes))
 
 
@@ -127,7 +127,8 @@ def test_upstream_recompiles_as_often_as_a_plain_script_with_torch_logs_says(
 
 
 def test_list_index_fails_with_production_s_own_line() -> None:
-    evidence = evidence_of("list_index")
+    few = {"context_patches": (4, 5), "horizon_patches": (2,), "batches": (1,), "samples": 2, "samples_per_batch": 1}
+    evidence = evidence_of("list_index", WORKLOAD.model_copy(update=few))
     limits = [event for event in evidence.events if event.kind is EventKind.RECOMPILE_LIMIT]
     hit = next(event for event in limits if event.function == "positional_embedding")
     assert hit.reason == "6/7: kv_cache._current_idx[7] == 0"

@@ -1,5 +1,6 @@
 """Suites prove that they can fail: each sabotage turns its gate red, and its unsabotaged twin stays green."""
 
+import functools
 import time
 from collections.abc import Iterator
 
@@ -74,6 +75,7 @@ def test_a_right_forecast_leaves_equivalence_green(twin: str) -> None:
     assert equivalence_of(twin) <= 1.0
 
 
+@functools.cache
 def recompile_figures(cache: str, *, lowered: bool = False) -> dict[str, Figure]:
     trial = trial_of(cache, settings=None if lowered else UNLOWERED, workload=FEW_STEPS)
     return run_recompile(trial, trial.compiled(batch_sizes=trial.batch_sizes)).figures
