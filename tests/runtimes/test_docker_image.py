@@ -29,6 +29,7 @@ from toto_compat.runtimes.docker_image import (
     BaseImage,
     ImagePlan,
     blame_build,
+    builder_lock,
     ensure_image,
     own_tags,
     pip_settings,
@@ -38,6 +39,7 @@ from toto_compat.runtimes.docker_image import (
 from toto_compat.runtimes.engine import EngineFacts, local_image
 from toto_compat.runtimes.images_command import current_tags, own_images
 from toto_compat.runtimes.locks import Lock, LockedPackage
+from toto_compat.runtimes.venv import build_lock
 from toto_compat.runtimes.wheelhouse import wheel_path
 
 LIST_FILES = (
@@ -55,8 +57,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: docker.Dock
     """A small project whose image no other test has, removed afterwards."""
     small = make_small_project(tmp_path, monkeypatch, note=str(tmp_path))
     yield small
-    for image in images_of(client, small):
-        client.images.remove(str(image.id), force=True)
+    with build_lock(builder_lock(), SMALL, lambda _: None):  # its layers may be what another test builds on right now
+        for image in images_of(client, small):
+            client.images.remove(str(image.id), force=True)
 
 
 def images_of(client: docker.DockerClient, project: SmallProject) -> list[Image]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -13,7 +14,9 @@ from tests.runtimes.stub_runtime import MATRIX_TEXT
 from toto_compat.cli import cli
 from toto_compat.errors import SelectionError
 from toto_compat.runtimes import images_command
+from toto_compat.runtimes.docker_image import builder_lock
 from toto_compat.runtimes.images_command import own_images
+from toto_compat.runtimes.venv import build_lock
 
 pytestmark = pytest.mark.docker
 
@@ -31,8 +34,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: docker.Dock
     monkeypatch.setattr(images_command, "own_images", images_of_this_test)
     monkeypatch.setattr(images_command, "drop_stages", lambda *_: True)
     yield small
-    for image in images_of_this_test(client):
-        client.images.remove(str(image.id), force=True)
+    with build_lock(builder_lock(), SMALL, lambda _: None):  # its layers may be what another test builds on right now
+        for image in images_of_this_test(client):
+            client.images.remove(str(image.id), force=True)
 
 
 def write_matrix(folder: Path, *, with_small: bool) -> None:
@@ -77,3 +81,16 @@ def test_what_was_built_is_listed_and_goes_once_no_environment_needs_it(
 def test_an_environment_that_is_not_in_the_matrix_is_named(project: SmallProject) -> None:
     with pytest.raises(SelectionError, match=r"'torch-1\.0-cpu'"):
         images("build", "torch-1.0-cpu")
+
+
+def test_an_image_that_is_removed_while_they_are_listed_is_left_out(
+    client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = "sha256:" + 64 * "0"
+    listed = client.api.images
+
+    def with_one_that_is_gone(**options: Any) -> list[dict[str, Any]]:
+        return [{"Id": gone}, *listed(**options)]
+
+    monkeypatch.setattr(client.api, "images", with_one_that_is_gone)
+    assert gone not in [image.id for image in own_images(client)]

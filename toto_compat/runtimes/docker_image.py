@@ -32,6 +32,7 @@ from toto_compat.runtimes.engine import (
     engine_facts,
     engine_lost,
     is_full_disk,
+    labelled_images,
     local_image,
     registry_digest,
 )
@@ -111,7 +112,7 @@ def find_base(client: docker.DockerClient, asked: str, python: str) -> BaseImage
         image = local_image(client, reference)
         if image is not None:
             return BaseImage(asked, reference, digest or _identity(image), complete=_is_complete(image, python))
-    for image in client.images.list(name=OFFLINE_BASE, filters={"label": f"{LABEL}=base"}):
+    for image in labelled_images(client, f"{LABEL}=base", name=OFFLINE_BASE):
         if image.labels.get(f"{LABEL}.python") == python and own_tags(image):
             return BaseImage(asked, own_tags(image)[0], str(image.id), complete=True)
     return None

@@ -174,6 +174,12 @@ def local_image(client: docker.DockerClient, name: str) -> Image | None:
         ) from error
 
 
+def labelled_images(client: docker.DockerClient, label: str, *, name: str | None = None) -> list[Image]:
+    """Images with a label. Not the SDK's own list, which asks for each and fails if one was removed meanwhile."""
+    found = (local_image(client, str(one["Id"])) for one in client.api.images(name=name, filters={"label": label}))
+    return [image for image in found if image is not None]
+
+
 def registry_digest(client: docker.DockerClient, image: str) -> str | None:
     """What a tag stands for in its registry; None where no registry answers."""
     try:

@@ -19,7 +19,7 @@ from toto_compat.runtimes.docker_image import (
     plan_image,
     reason_of,
 )
-from toto_compat.runtimes.engine import LABEL, connect
+from toto_compat.runtimes.engine import LABEL, connect, labelled_images
 from toto_compat.runtimes.locks import named_environments
 from toto_compat.runtimes.venv import build_lock
 
@@ -78,28 +78,36 @@ def prune_images(everything: bool, matrix_file: Path | None) -> None:
     with connect() as client:
         for left in remove_leftovers(client):
             click.echo(f"removed {left}")
-        keep = set() if everything else current_tags(client, matrix.environments)
-        freed = 0
-        for image in own_images(client):
-            if not everything and (image.labels.get(LABEL) == "base" or keep.intersection(image.tags)):
-                continue
-            for tag in own_tags(image):
-                try:
-                    client.images.remove(tag)
-                except docker.errors.APIError as error:
-                    click.echo(f"kept {tag}: {reason_of(error)}", err=True)
-                else:
-                    freed += image.attrs["Size"]
-                    click.echo(f"removed {tag}, {image.attrs['Size'] / 1e9:.2f} GB")
+        # not beside a build: with an image go the layers under it, which a build may have found in its cache
         with build_lock(builder_lock(), "images", click.echo):
+            freed = _remove_images(
+                client, set() if everything else current_tags(client, matrix.environments), everything
+            )
             drop_stages(client, "stage-torch", "stage-toto", "stage")
     click.echo(f"images of {freed / 1e9:.2f} GB removed (layers they share with others stay)")
+
+
+def _remove_images(client: docker.DockerClient, keep: set[str], everything: bool) -> int:
+    """How many bytes went; the base stays unless everything is to go."""
+    freed = 0
+    for image in own_images(client):
+        if not everything and (image.labels.get(LABEL) == "base" or keep.intersection(image.tags)):
+            continue
+        for tag in own_tags(image):
+            try:
+                client.images.remove(tag)
+            except docker.errors.APIError as error:
+                click.echo(f"kept {tag}: {reason_of(error)}", err=True)
+            else:
+                freed += image.attrs["Size"]
+                click.echo(f"removed {tag}, {image.attrs['Size'] / 1e9:.2f} GB")
+    return freed
 
 
 def own_images(client: docker.DockerClient) -> list[Image]:
     """Images with our label and a name of ours, newest first; untagged ones are stages of a build."""
     try:
-        images = client.images.list(filters={"label": LABEL})
+        images = labelled_images(client, LABEL)
     except docker.errors.APIError as error:
         raise EngineError(f"the engine does not list its images: {reason_of(error)}") from error
     named = [image for image in images if own_tags(image)]
