@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from toto_compat.evidence.schema import CacheRequest, CellRequest, Outcome, SuiteEvidence
-from toto_compat.matrix.schema import Device, Environment, Profile, Suite, Workload
+from tests.test_cell import request_in
+from toto_compat.evidence.schema import CellRequest, Outcome, SuiteEvidence
+from toto_compat.matrix.schema import Suite
 from toto_compat.suites import group
 from toto_compat.suites.group import Group, GroupResult, run_group
 
@@ -29,25 +30,14 @@ raise ImportError("imported while the lock is free")
 """
 
 
-def request_in(folder: Path, *suites: Suite) -> CellRequest:
-    return CellRequest(
-        cell="torch-2.13.0-cpu/upstream/default",
-        environment_name="torch-2.13.0-cpu",
-        environment=Environment(torch="2.13.0", build="cpu"),
-        cache=CacheRequest(name="upstream", source="builtin"),
-        mode="default",
-        device=Device.CPU,
-        profile_name="quick",
-        profile=Profile(iterations=3, workload="quick", suites=suites or tuple(Suite)),
-        workload=Workload(),
-        work_folder=str(folder),
-        quiet_lock=str(folder / "quiet"),
-    )
+def quiet_request_in(folder: Path, *suites: Suite) -> CellRequest:
+    request = request_in(folder, suites=suites or tuple(Suite))
+    return request.model_copy(update={"quiet_lock": str(folder / "quiet")})
 
 
 def test_torch_is_imported_under_the_quiet_lock(tmp_path: Path) -> None:
     request = tmp_path / "request.json"
-    request.write_text(request_in(tmp_path).model_dump_json(by_alias=True))
+    request.write_text(quiet_request_in(tmp_path).model_dump_json(by_alias=True))
     (tmp_path / "torch.py").write_text(TORCH)
     finished = subprocess.run(
         [sys.executable, "-m", "toto_compat.suites.group", str(request), "observe", str(tmp_path / "observe.json")],
@@ -78,7 +68,7 @@ def test_a_trial_works_under_the_lock_that_its_process_holds(tmp_path: Path, mon
         yield GroupResult()
 
     monkeypatch.setitem(group._RUNNERS, Group.OBSERVE, runner)
-    run_group(request_in(tmp_path), Group.OBSERVE, lambda _result: None)
+    run_group(quiet_request_in(tmp_path), Group.OBSERVE, lambda _result: None)
     assert seen == [False, True]
 
 
@@ -96,7 +86,7 @@ def test_a_finished_suite_is_saved_before_the_next_one_begins(tmp_path: Path, mo
     monkeypatch.setattr(equivalence, "run_determinism", dies)
     saved: list[GroupResult] = []
     with pytest.raises(SystemExit):
-        run_group(request_in(tmp_path), Group.EQUIVALENCE, saved.append)
+        run_group(quiet_request_in(tmp_path), Group.EQUIVALENCE, saved.append)
     assert [result.tells_of(Suite.EQUIVALENCE) for result in saved] == [True]
     assert [result.tells_of(Suite.DETERMINISM) for result in saved] == [False]
     assert saved[0].facts["torch"]
@@ -116,5 +106,5 @@ def test_cold_and_warm_starts_are_of_a_model_told_the_same(
         raise ValueError("enough")
 
     monkeypatch.setattr(Trial, "compiled", compiled)
-    run_group(request_in(tmp_path, Suite.RECOMPILE, Suite.SPEED), name, lambda _result: None)
+    run_group(quiet_request_in(tmp_path, Suite.RECOMPILE, Suite.SPEED), name, lambda _result: None)
     assert told == [(1, 2, 16)]
