@@ -180,7 +180,9 @@ def _no_match(selector: str, cells: Sequence[Cell]) -> SelectionError:
         return SelectionError(message, hint=f"a name without '/' is an environment; for a cache write '*/{cache}'")
     if (mode := nearest_name(selector, modes)) is not None:
         return SelectionError(message, hint=f"a name without '/' is an environment; for a mode write '*/{mode}'")
-    return SelectionError(message, hint=_suggest(selector, candidates, "cells", shown=requested_environments(cells)))
+    return SelectionError(
+        message, hint=_suggest(selector, candidates, "environments", shown=requested_environments(cells))
+    )
 
 
 def _suggest(name: str, candidates: Sequence[str], what: str, *, shown: Sequence[str] = ()) -> str:
