@@ -209,7 +209,7 @@ def test_a_forecast_that_is_not_finite_leaves_nothing_behind_for_the_next(distri
     with contextlib.suppress(ValueError):
         static.generate_mean(with_value(series_of(context=8), float("nan")), 30)
     (bucket,) = static._buckets.values()
-    for buffer in (*bucket.step.cache.keys, *bucket.step.cache.values):
+    for buffer in bucket.step.cache.keys_values:
         buffer.fill_(torch.nan)
     series = series_of(context=5)
     assert agree(static.generate_mean(series, 30), upstream(backbone).generate_mean(series, 30))

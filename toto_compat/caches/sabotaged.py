@@ -37,7 +37,7 @@ class StaleValues(KVCache):
 
 class _LeakyCache(FixedSizeKVCache):
     def bias(self) -> Tensor:
-        return torch.zeros_like(self.slots, dtype=self.keys[0].dtype).view(1, 1, 1, -1)
+        return torch.zeros_like(self.slots, dtype=self.keys_values[0].dtype).view(1, 1, 1, -1)
 
 
 class _ForgetfulCache(FixedSizeKVCache):
@@ -46,8 +46,8 @@ class _ForgetfulCache(FixedSizeKVCache):
 
 
 class _HalfPrecisionCache(FixedSizeKVCache):
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return super().write(layer, keys.half().to(keys.dtype), values.half().to(values.dtype))
+    def write(self, layer: int, keys_values: Tensor) -> Tensor:
+        return super().write(layer, keys_values.half().to(keys_values.dtype))
 
 
 class _LeakyStep(StaticStep):
@@ -132,7 +132,7 @@ class Slow(StaticModel):
 
     def _compile(self, step: StaticStep) -> RunStep:
         run = super()._compile(step)
-        hidden = torch.zeros_like(step.nothing_pending)
+        hidden = step.patch.new_zeros(step.batch * step.variates, self.backbone.embed_dim)
 
         def wasteful() -> tuple[Tensor, ...]:
             for _ in range(20):

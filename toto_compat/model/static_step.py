@@ -162,27 +162,30 @@ class ScalerState(torch.nn.Module):
         return means.to(patch.dtype), scale.to(patch.dtype)
 
 
-Rotation = tuple[Tensor, Tensor, Tensor, Tensor]  # cos and sin of the queries, cos and sin of the keys
+Rotation = tuple[Tensor, Tensor]  # turns: position, pair of dimensions; scales: query and key, position, dimension
 
 
 def rotation_of_chunk(rotary: Any, positions: Tensor) -> Rotation:
-    """What toto-ts rotates a chunk with. Its xPos scale depends on the largest position of the chunk."""
-    frequencies, scale = rotary.forward(positions), rotary.get_scale(positions).to(positions.dtype)
-    cos, sin = (table.to(positions.dtype) for table in (frequencies.cos(), frequencies.sin()))
-    return cos * scale, sin * scale, cos * scale**-1, sin * scale**-1
+    """What toto-ts rotates a chunk with: turns as complex numbers, then scales.
+
+    xPos's scale depends on the largest position of the chunk; toto-ts's is not the same for both dimensions of a pair.
+    """
+    angles, scale = rotary.forward(positions)[..., ::2], rotary.get_scale(positions).to(positions.dtype)
+    turns = torch.complex(angles.cos().to(positions.dtype), angles.sin().to(positions.dtype))
+    return turns, torch.stack((scale, scale**-1))
 
 
-def rotations_of_single_patches(rotary: Any, positions: Tensor) -> Rotation:
-    """The same for decode steps, each a chunk of one."""
-    chunks = [rotation_of_chunk(rotary, position.view(1)) for position in positions]
-    query_cos, query_sin, key_cos, key_sin = (torch.cat(tables) for tables in zip(*chunks, strict=True))
-    return query_cos, query_sin, key_cos, key_sin
+def _rotate_in_place(x: Tensor, rotation: Rotation) -> None:
+    """Queries and keys, contiguous; ..., position, dimension of the head."""
+    turns, scales = rotation
+    torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(turns)
+    x.mul_(scales[:, None, None])
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack((-odd, even), dim=-1).flatten(-2)
-    return x * cos + turned * sin
+def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turns and scales in one, as the compiler likes it. The sine of a pair's first dimension is the negative one."""
+    turned = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)  # the two dimensions of each pair change places
+    return x * cosines + turned * sines
 
 
 def _joint_projection(layer: Any, hidden: Tensor) -> Tensor:
@@ -193,41 +196,63 @@ def _joint_projection(layer: Any, hidden: Tensor) -> Tensor:
     return split
 
 
-def _add_and_project(layer: Any, hidden: Tensor, pending: Tensor, *rotation: Tensor) -> tuple[Tensor, ...]:
-    """The beginning of a layer; as at its end the norm follows an addition, so that one kernel does for both.
+# hidden + linear(x), the addition left to the matrix product: no kernel for it, and the same few kernels everywhere.
+# Only a plain Linear can be taken apart like this; one that somebody wrapped or replaced is called.
+
+
+def with_bias_of(linear: Any, hidden: Tensor) -> Tensor:
+    """First half: all that does not wait for x."""
+    return hidden + linear.bias if _is_plain(linear) else hidden
+
+
+def _add_product(linear: Any, x: Tensor, hidden_and_bias: Tensor) -> Tensor:
+    """Second half; rows, width."""
+    if _is_plain(linear):
+        return torch.addmm(hidden_and_bias, x, linear.weight.t())
+    added: Tensor = hidden_and_bias + linear(x)
+    return added
+
+
+def _is_plain(linear: Any) -> bool:
+    return type(linear) is torch.nn.Linear and linear.bias is not None
+
+
+def _project(layer: Any, hidden: Tensor, row: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The beginning of a layer: its query, its keys and values, what its attention is added to.
 
     A region's outputs must have memory of their own: inductor (2.13) takes the memory behind one for as large as its
     base, and a value that is a view into the joint projection gets written past its end.
     """
-    query_cos, query_sin, key_cos, key_sin = rotation
-    hidden = hidden + pending
-    query, key, value = _joint_projection(layer, hidden).unbind(-3)
-    query, key = _rotate(query, query_cos, query_sin), _rotate(key, key_cos, key_sin)
-    return hidden, query, key, value.clone(memory_format=torch.contiguous_format)
+    cosines, sines = (table.index_select(0, row).view(3, 1, 1, -1) for table in tables)
+    rotated = _rotate(_joint_projection(layer, hidden).transpose(0, 1), cosines, sines)
+    query, keys_values = (x.clone(memory_format=torch.contiguous_format) for x in (rotated[0], rotated[1:]))
+    return query, keys_values, with_bias_of(layer.attention.wO, hidden)
 
 
-def after_attention(layer: Any, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-    """The end of a layer: the hidden state, and what its MLP still has to add to it."""
-    hidden = hidden + layer.attention.wO(attended)
-    return hidden, layer.mlp(layer.norm2(hidden))
+def after_attention(layer: Any, hidden_and_bias: Tensor, attended: Tensor) -> Tensor:
+    """The end of a layer; rows, width."""
+    hidden = _add_product(layer.attention.wO, attended, hidden_and_bias)
+    if not isinstance(layer.mlp[0], torch.nn.Linear):  # the fused SwiGLU of xformers
+        finished: Tensor = hidden + layer.mlp(layer.norm2(hidden))
+        return finished
+    first, activation, last, *_dropout = layer.mlp
+    hidden_and_bias = with_bias_of(last, hidden)
+    return _add_product(last, activation(first(layer.norm2(hidden))), hidden_and_bias)
 
 
-def _attend_and_finish(layer: Any, hidden: Tensor, *attention: Tensor) -> tuple[Tensor, Tensor]:
+def _attend_and_finish(layer: Any, hidden_and_bias: Tensor, *attention: Tensor) -> Tensor:
     """Attention spelled out: fused attention kernels are made for many queries a row, here call overhead is all."""
-    query, keys, values, bias = attention
-    scores = (query * query.shape[-1] ** -0.5) @ keys.transpose(-1, -2) + bias
-    attended = scores.softmax(-1) @ values
-    return after_attention(layer, hidden, attended.transpose(1, 2).flatten(2).flatten(0, 1))
+    query, keys_values, bias = attention
+    keys, values = keys_values.unbind()
+    attended = (query @ keys.transpose(-1, -2) + bias).softmax(-1) @ values
+    return after_attention(layer, hidden_and_bias, attended.transpose(1, 2).flatten(2).flatten(0, 1))
 
 
 # A region is compiled once and used by all layers. Between the two the cache is written: no region may do that.
 project_region, attend_region = (
     function if nested_compile_region is None else nested_compile_region(function)
-    for function in (_add_and_project, _attend_and_finish)
+    for function in (_project, _attend_and_finish)
 )
-
-
-ROTATION_BUFFERS = ("query_cos", "query_sin", "key_cos", "key_sin")
 
 
 class StaticStep(torch.nn.Module):
@@ -260,29 +285,41 @@ class StaticStep(torch.nn.Module):
         )
         group_bias = torch.zeros(batch, 1, variates, variates, dtype=dtype, device=device)
         self.register_buffer("group_bias", group_bias, persistent=False)
-        nothing_pending = torch.zeros(batch * variates, width, dtype=dtype, device=device)
-        self.register_buffer("nothing_pending", nothing_pending, persistent=False)
         self.rotary = backbone.transformer.rotary_emb
-        for name, table in self._rotation_tables(dtype, device).items():
+        for name, table in zip(("cosines", "sines"), self._rotation_tables(dtype, device), strict=True):
             self.register_buffer(name, table, persistent=False)
         self.register_buffer("last_row", torch.tensor([capacity], device=device), persistent=False)
         self._rotation_of_context: dict[int, Rotation] = {}
         for tensor in (*self.cache.tensors(), *self.buffers()):
             torch._dynamo.mark_static_address(tensor)
 
-    def _rotation_tables(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """A row per slot. A space-wise layer is not rotated: turned by nothing, the last row, it is the same code."""
+    def _rotation_tables(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines and sines: slot, each a chunk of its own; query, key and value; dimension of the head.
+
+        Values are turned by nothing, and so is all of a space-wise layer, with the last row: the same code for all.
+        Queries are scaled for attention on the way.
+        """
         positions = torch.arange(self.capacity, device=device, dtype=dtype)
-        rotations = rotations_of_single_patches(self.rotary, positions)
-        return {
-            name: torch.cat([table, torch.full_like(table[:1], nothing)])
-            for name, table, nothing in zip(ROTATION_BUFFERS, rotations, (1.0, 0.0, 1.0, 0.0), strict=True)
-        }
+        chunks = [rotation_of_chunk(self.rotary, position.view(1)) for position in positions]
+        turns = torch.cat([turns for turns, _ in chunks])
+        scales = torch.cat([scales for _, scales in chunks], dim=1)
+        tables = (
+            turns.real.repeat_interleave(2, dim=-1) * scales,
+            torch.stack((-turns.imag, turns.imag), dim=-1).flatten(-2) * scales,
+        )
+        cosines, sines = (
+            F.pad(table.transpose(0, 1), (0, 0, 0, 1, 0, 1), value=nothing)
+            for table, nothing in zip(tables, (1.0, 0.0), strict=True)
+        )
+        for table in (cosines, sines):
+            table[:, 0] *= table.shape[-1] ** -0.5
+        return cosines, sines
 
     def refresh(self) -> None:
         """What was computed from weights, again and in the same memory."""
-        for name, table in self._rotation_tables(self.patch.dtype, self.patch.device).items():
-            getattr(self, name).copy_(table)
+        cosines, sines = self._rotation_tables(self.patch.dtype, self.patch.device)
+        self.cosines.copy_(cosines)
+        self.sines.copy_(sines)
         self._rotation_of_context.clear()
 
     def make_cache(self, **shape: Any) -> FixedSizeKVCache:
@@ -306,9 +343,10 @@ class StaticStep(torch.nn.Module):
         for index, layer in enumerate(self.layers):
             joint = _joint_projection(layer, hidden)  # batch, variate, patch, 3, head, dimension
             if self.is_time_layer[index]:
-                query, key, value = joint.permute(3, 0, 1, 4, 2, 5).flatten(1, 2).contiguous().unbind()
-                query, key = _rotate(query, *rotation[:2]), _rotate(key, *rotation[2:])
-                self.cache.fill(self.cache_layer[index], key, value)
+                joint = joint.permute(3, 0, 1, 4, 2, 5).flatten(1, 2).contiguous()
+                _rotate_in_place(joint[:2], rotation)
+                query, key, value = joint.unbind()
+                self.cache.fill(self.cache_layer[index], joint[1:])
                 newest_only = index == last_time_layer and not whole
                 if newest_only:
                     query, hidden = query[:, :, -1:], hidden[:, :, -1:]
@@ -319,33 +357,29 @@ class StaticStep(torch.nn.Module):
                 mask = group_mask.unflatten(0, (hidden.shape[0], -1))[:, -hidden.shape[2] :].flatten(0, 1)
                 attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
                 attended = attended.unflatten(0, (hidden.shape[0], hidden.shape[2])).permute(0, 3, 1, 2, 4)
-            hidden, pending = after_attention(layer, hidden, attended.flatten(-2))
-            hidden = hidden + pending
+            hidden_and_bias = with_bias_of(layer.attention.wO, hidden).flatten(0, 2)
+            hidden = after_attention(layer, hidden_and_bias, attended.flatten(-2).flatten(0, 2)).view_as(hidden)
         return hidden if whole else hidden[:, :, -1:]
-
-    def _rotation(self, row: Tensor) -> list[Tensor]:
-        return [getattr(self, name).index_select(0, row) for name in ROTATION_BUFFERS]
 
     def forward(self) -> tuple[Tensor, ...]:
         """Consume `patch`; predict the next one, leave its mean in `patch` and return the distribution."""
         position = self.advance()
         affine_loc, affine_scale = self.scaler(self.patch)
         hidden = self.embed((self.patch - affine_loc) / affine_scale).flatten(0, 1)  # a row per variate, width
-        turned, unturned = self._rotation(position), self._rotation(self.last_row)
         bias = self.cache.bias()
-        pending = self.nothing_pending
         for index, layer in enumerate(self.layers):
-            rotation = turned if self.is_time_layer[index] else unturned
-            hidden, query, key, value = project_region(layer, hidden, pending, *rotation)
             if self.is_time_layer[index]:
-                query, key, value = (x.unsqueeze(2) for x in (query, key, value))
-                key, value = self.cache.write(self.cache_layer[index], key, value)
+                query, keys_values, hidden = project_region(layer, hidden, position, self.cosines, self.sines)
+                query = query.unsqueeze(2)
+                keys_values = self.cache.write(self.cache_layer[index], keys_values.unsqueeze(3))
                 mask = bias
             else:
-                query, key, value = (x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in (query, key, value))
+                query, keys_values, hidden = project_region(layer, hidden, self.last_row, self.cosines, self.sines)
+                query = query.unflatten(0, (self.batch, -1)).transpose(1, 2)
+                keys_values = keys_values.unflatten(1, (self.batch, -1)).transpose(2, 3)
                 mask = self.group_bias
-            hidden, pending = attend_region(layer, hidden, query, key, value, mask)
-        hidden = (hidden + pending).view(self.batch, self.variates, 1, -1)
+            hidden = attend_region(layer, hidden, query, keys_values, mask)
+        hidden = hidden.view(self.batch, self.variates, 1, -1)
         df, loc, scale, probs = self.head(hidden)
         mean = (probs * loc).sum(-1) * affine_scale + affine_loc
         self.patch.copy_(without_extremes(mean))
