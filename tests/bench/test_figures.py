@@ -44,10 +44,9 @@ def test_the_harness_share_says_what_counts_as_a_suite_s_time(monkeypatch: pytes
     assert "whole processes" in figure.method
 
 
-def test_the_table_compares_with_upstream_eager_and_shows_cold_compile_for_compiled_rows_only() -> None:
+def test_the_table_compares_with_upstream_eager_and_shows_the_first_forecast_of_compiled_rows_only() -> None:
     result = ContestResult(
         timings={"upstream eager": (100.0, 100.0), "fixed_size compiled": (25.0, 25.0)},
-        one_off_s=0.0,
         first_forecast_s={"upstream eager": 0.2, "fixed_size compiled": 12.0},
         kernels_ms={"upstream eager": (0.0, 0.0), "fixed_size compiled": (15.0, 15.0)},
         peak_rss_bytes=1,

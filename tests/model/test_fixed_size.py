@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,13 @@ from toto.model.backbone import TotoBackbone  # noqa: E402
 from toto_compat import compile_toto  # noqa: E402
 from toto_compat.errors import InputError  # noqa: E402
 from toto_compat.evidence.schema import CacheRequest  # noqa: E402
-from toto_compat.matrix.schema import Workload  # noqa: E402
+from toto_compat.matrix.schema import CompileSettings, Workload  # noqa: E402
 from toto_compat.model.backbone import SHAPES, build_backbone  # noqa: E402
-from toto_compat.model.bound import bind  # noqa: E402
+from toto_compat.model.bound import CompileSpec, bind  # noqa: E402
 from toto_compat.model.forecaster import StaticForecaster  # noqa: E402
 from toto_compat.model.series import Series, make_series  # noqa: E402
 from toto_compat.model.static_model import StaticModel  # noqa: E402
+from toto_compat.model.static_step import StaticStep  # noqa: E402
 
 pytestmark = pytest.mark.cell
 
@@ -213,6 +215,82 @@ def test_a_forecast_that_is_not_finite_leaves_nothing_behind_for_the_next(distri
         buffer.fill_(torch.nan)
     series = series_of(context=5)
     assert agree(static.generate_mean(series, 30), upstream(backbone).generate_mean(series, 30))
+
+
+def halved(_module: Any, _inputs: Any, output: Any) -> Any:
+    return output / 2
+
+
+def adapt(layer: Any, how: str) -> None:
+    """What people do to a layer: adapters in the place of linear layers, hooks, another MLP."""
+    if how == "attention's output replaced":
+        layer.attention.wO = torch.nn.Sequential(layer.attention.wO, torch.nn.Tanh())
+    elif how == "MLP's output replaced":
+        layer.mlp[2] = torch.nn.Sequential(layer.mlp[2], torch.nn.Tanh())
+    elif how == "attention's output hooked":
+        layer.attention.wO.register_forward_hook(halved)
+    elif how == "MLP's output hooked":
+        layer.mlp[2].register_forward_hook(halved)
+    elif how == "MLP patched":
+        layer.mlp.forward = lambda x: torch.nn.Sequential.forward(layer.mlp, x) / 2
+    elif how == "MLP longer":
+        layer.mlp.append(torch.nn.Tanh())
+    else:
+        torch.nn.utils.parametrizations.weight_norm(layer.attention.wO)
+
+
+ADAPTED = (
+    "attention's output replaced",
+    "MLP's output replaced",
+    "attention's output hooked",
+    "MLP's output hooked",
+    "MLP patched",
+    "MLP longer",
+    "weights computed",
+)
+
+
+@pytest.mark.parametrize("how", ADAPTED)
+def test_a_layer_that_somebody_changed_is_called_not_taken_apart(how: str) -> None:
+    backbone = Small().build()
+    plain = StaticModel(backbone, None).generate_mean(series_of(), 30)
+    for layer in backbone.transformer.layers:
+        adapt(layer, how)
+    theirs = upstream(backbone).generate_mean(series_of(), 30)
+    assert agree(StaticModel(backbone, None).generate_mean(series_of(), 30), theirs)
+    assert agree(theirs, plain) == (how == "weights computed")
+
+
+@pytest.mark.parametrize("how", ["attention's output replaced", "weights computed"])
+def test_a_layer_that_somebody_changed_compiles_too(how: str) -> None:
+    """Traced in full: a region must not hand back what it was given."""
+    backbone = Small().build()
+    for layer in backbone.transformer.layers:
+        adapt(layer, how)
+    traced = StaticModel(backbone, CompileSpec(settings=CompileSettings(backend="aot_eager")))
+    assert agree(traced.generate_mean(series_of(), 30), upstream(backbone).generate_mean(series_of(), 30))
+
+
+def test_what_a_forecast_returns_is_an_ordinary_tensor() -> None:
+    static, series = StaticModel(Small().build(), None), series_of()
+    samples = static.generate_samples(series, 16, num_samples=4, samples_per_batch=2)
+    parameters = static.teacher_forced(series, series.truth[..., :24])
+    returned = [static.generate_mean(series, 16), samples, *(value for step in parameters for value in step.values())]
+    assert not any(tensor.is_inference() for tensor in returned)
+
+
+def test_making_a_bucket_leaves_the_garbage_collector_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, during = gc.get_threshold(), []
+    forward = StaticStep.forward
+
+    def watched(step: StaticStep) -> Any:
+        during.append(gc.get_threshold())
+        return forward(step)
+
+    monkeypatch.setattr(StaticStep, "forward", watched)
+    StaticModel(Small().build(), None).generate_mean(series_of(), 16)
+    assert during[0][2] > before[2]
+    assert during[-1] == gc.get_threshold() == before
 
 
 def test_a_model_that_is_no_longer_covered_is_refused_every_time() -> None:

@@ -25,10 +25,9 @@ class Contest(StrictModel):
 
 
 class ContestResult(StrictModel):
-    """Milliseconds per forecast and contestant, in the order they were taken."""
+    """What was measured, by contestant; many values are in the order they were taken."""
 
-    timings: dict[str, tuple[float, ...]]
-    one_off_s: float
+    timings: dict[str, tuple[float, ...]]  # milliseconds per forecast
     first_forecast_s: dict[str, float]
     kernels_ms: dict[str, tuple[float, ...]]  # time inside compiled graphs alone, per forecast
     peak_rss_bytes: int
@@ -62,10 +61,8 @@ def run(contest: Contest) -> ContestResult:
             model.generate_mean(series, contest.horizon_steps)
         return time.perf_counter() - start
 
-    start = time.perf_counter()
     if contest.one_off_first:
         torch.compile(lambda x: (x @ x).softmax(-1) + 1)(torch.ones(8, 8))
-    one_off = time.perf_counter() - start
     models, first = {}, {}
     for name in contest.contestants:
         cache, _, how = name.partition(" ")
@@ -86,7 +83,6 @@ def run(contest: Contest) -> ContestResult:
                 kernels[name].append((clock[0] - before) * 1e3)
     return ContestResult(
         timings={name: tuple(values) for name, values in timings.items()},
-        one_off_s=one_off,
         first_forecast_s=first,
         kernels_ms={name: tuple(values) for name, values in kernels.items()},
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

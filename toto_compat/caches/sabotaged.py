@@ -12,7 +12,7 @@ from toto_compat.caches.fixed_size import FixedSizeKVCache
 from toto_compat.matrix.schema import CompileSettings
 from toto_compat.model.bound import CompileSpec, apply_settings
 from toto_compat.model.static_model import RunStep, StaticModel
-from toto_compat.model.static_step import StaticStep, after_attention
+from toto_compat.model.static_step import StaticStep
 
 
 class PositionOffByOne(KVCache):
@@ -137,7 +137,7 @@ class Slow(StaticModel):
         def wasteful() -> tuple[Tensor, ...]:
             for _ in range(20):
                 for layer in step.layers:
-                    after_attention(layer, hidden, hidden)
+                    step.ends.finish(layer, hidden, hidden)
             return run()
 
         return wasteful

@@ -76,17 +76,21 @@ def _forecasting(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+_NEVER = 1_000_000_000
+
+
 @contextlib.contextmanager
-def _older_objects_left_alone() -> Iterator[None]:
+def _no_full_collections() -> Iterator[None]:
     """A compile makes so many objects that Python would search all of torch's, again and again, for garbage."""
-    if gc.get_freeze_count():  # somebody froze objects for reasons of their own
+    young, middle, old = gc.get_threshold()
+    if old == _NEVER:  # another thread compiles, and will put it back
         yield
         return
-    gc.freeze()
+    gc.set_threshold(young, middle, _NEVER)
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.set_threshold(young, middle, old)
 
 
 class StaticModel:
@@ -245,7 +249,7 @@ class StaticModel:
             self._head = FusedHead(self.backbone)
         step = self.step_class(self.backbone, self._head, batch=batch, variates=variates, capacity=capacity)
         bucket = _Bucket(step, self._compile(step))
-        with _older_objects_left_alone():
+        with _no_full_collections():
             bucket.run()  # compiles here, on empty buffers, rather than in the middle of a forecast
         return bucket
 

@@ -6,6 +6,7 @@ buffer under a mask, and `unembed` followed by the distribution's projections - 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from toto.model.attention import AttentionAxis
 from toto.model.backbone import TotoBackbone
 from toto.model.distribution import MixtureOfStudentTsOutput, StudentTOutput
+from toto.model.feed_forward import SwiGLU
 from toto.model.scaler import CausalPatchStdMeanScaler, CausalStdMeanScaler, StdMeanScaler
 
 from toto_compat.caches.fixed_size import FixedSizeKVCache
@@ -196,63 +198,89 @@ def _joint_projection(layer: Any, hidden: Tensor) -> Tensor:
     return split
 
 
-# hidden + linear(x), the addition left to the matrix product: no kernel for it, and the same few kernels everywhere.
-# Only a plain Linear can be taken apart like this; one that somebody wrapped or replaced is called.
+@dataclass(frozen=True)
+class LayerEnds:
+    """A layer before and after its attention: on its own for prefill, joined to the projections for a decode step."""
+
+    begin: Callable[[Any, Tensor], Tensor]
+    finish: Callable[[Any, Tensor, Tensor], Tensor]
+    project: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    attend: Callable[..., Tensor]
 
 
-def with_bias_of(linear: Any, hidden: Tensor) -> Tensor:
-    """First half: all that does not wait for x."""
-    return hidden + linear.bias if _is_plain(linear) else hidden
+def _layer_ends(begin: Callable[[Any, Tensor], Tensor], finish: Callable[[Any, Tensor, Tensor], Tensor]) -> LayerEnds:
+    """`project` and `attend` are regions, where torch has them: compiled once, used by all layers.
 
-
-def _add_product(linear: Any, x: Tensor, hidden_and_bias: Tensor) -> Tensor:
-    """Second half; rows, width."""
-    if _is_plain(linear):
-        return torch.addmm(hidden_and_bias, x, linear.weight.t())
-    added: Tensor = hidden_and_bias + linear(x)
-    return added
-
-
-def _is_plain(linear: Any) -> bool:
-    return type(linear) is torch.nn.Linear and linear.bias is not None
-
-
-def _project(layer: Any, hidden: Tensor, row: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The beginning of a layer: its query, its keys and values, what its attention is added to.
-
-    A region's outputs must have memory of their own: inductor (2.13) takes the memory behind one for as large as its
-    base, and a value that is a view into the joint projection gets written past its end.
+    Between the two the cache is written: no region may do that. And a region's outputs must have memory of their own:
+    inductor (2.13) takes the memory behind one for as large as its base, and a view into something larger gets written
+    past its end.
     """
-    cosines, sines = (table.index_select(0, row).view(3, 1, 1, -1) for table in tables)
-    rotated = _rotate(_joint_projection(layer, hidden).transpose(0, 1), cosines, sines)
-    query, keys_values = (x.clone(memory_format=torch.contiguous_format) for x in (rotated[0], rotated[1:]))
-    return query, keys_values, with_bias_of(layer.attention.wO, hidden)
+
+    def project(layer: Any, hidden: Tensor, row: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        cosines, sines = (table.index_select(0, row).view(3, 1, 1, -1) for table in tables)
+        rotated = _rotate(_joint_projection(layer, hidden).transpose(0, 1), cosines, sines)
+        query, keys_values = (x.clone(memory_format=torch.contiguous_format) for x in (rotated[0], rotated[1:]))
+        return query, keys_values, begin(layer, hidden)
+
+    def attend(layer: Any, begun: Tensor, *attention: Tensor) -> Tensor:
+        # spelled out: fused attention kernels are made for many queries a row, here call overhead is all
+        query, keys_values, bias = attention
+        keys, values = keys_values.unbind()
+        attended = (query @ keys.transpose(-1, -2) + bias).softmax(-1) @ values
+        return finish(layer, begun, attended.transpose(1, 2).flatten(2).flatten(0, 1))
+
+    if nested_compile_region is None:
+        return LayerEnds(begin, finish, project, attend)
+    return LayerEnds(begin, finish, nested_compile_region(project), nested_compile_region(attend))
 
 
-def after_attention(layer: Any, hidden_and_bias: Tensor, attended: Tensor) -> Tensor:
-    """The end of a layer; rows, width."""
-    hidden = _add_product(layer.attention.wO, attended, hidden_and_bias)
-    if not isinstance(layer.mlp[0], torch.nn.Linear):  # the fused SwiGLU of xformers
-        finished: Tensor = hidden + layer.mlp(layer.norm2(hidden))
-        return finished
-    first, activation, last, *_dropout = layer.mlp
-    hidden_and_bias = with_bias_of(last, hidden)
-    return _add_product(last, activation(first(layer.norm2(hidden))), hidden_and_bias)
+def _begin_with_bias(layer: Any, hidden: Tensor) -> Tensor:
+    biased: Tensor = hidden + layer.attention.wO.bias
+    return biased
 
 
-def _attend_and_finish(layer: Any, hidden_and_bias: Tensor, *attention: Tensor) -> Tensor:
-    """Attention spelled out: fused attention kernels are made for many queries a row, here call overhead is all."""
-    query, keys_values, bias = attention
-    keys, values = keys_values.unbind()
-    attended = (query @ keys.transpose(-1, -2) + bias).softmax(-1) @ values
-    return after_attention(layer, hidden_and_bias, attended.transpose(1, 2).flatten(2).flatten(0, 1))
+def _finish_with_products(layer: Any, begun: Tensor, attended: Tensor) -> Tensor:
+    """What a layer adds to the hidden state is added by the matrix products: no kernel for it, one norm kernel for all.
+
+    The bias comes before the norm, as it does where a layer begins: for inductor that is the order of the kernel.
+    """
+    hidden = torch.addmm(begun, attended, layer.attention.wO.weight.t())
+    first, activation, last, _dropout = layer.mlp
+    biased = hidden + last.bias
+    return torch.addmm(biased, activation(first(layer.norm2(hidden))), last.weight.t())
 
 
-# A region is compiled once and used by all layers. Between the two the cache is written: no region may do that.
-project_region, attend_region = (
-    function if nested_compile_region is None else nested_compile_region(function)
-    for function in (_project, _attend_and_finish)
-)
+def _begin_with_copy(_layer: Any, hidden: Tensor) -> Tensor:
+    return hidden.clone()
+
+
+def _finish_with_calls(layer: Any, begun: Tensor, attended: Tensor) -> Tensor:
+    hidden = begun + layer.attention.wO(attended)
+    finished: Tensor = hidden + layer.mlp(layer.norm2(hidden))
+    return finished
+
+
+TAKEN_APART = _layer_ends(_begin_with_bias, _finish_with_products)
+CALLED = _layer_ends(_begin_with_copy, _finish_with_calls)
+
+
+def can_be_taken_apart(layer: Any) -> bool:
+    """Whether its linear layers are toto-ts's own: a module that somebody wrapped, hooked or replaced is called."""
+    output, mlp = layer.attention.wO, layer.mlp
+    if type(mlp) is not torch.nn.Sequential or [type(module) for module in mlp] != _TOTO_MLP:
+        return False
+    added = [output, mlp[2]]
+    return all(map(_is_untouched, (*added, mlp, mlp[3]))) and all(
+        type(linear) is torch.nn.Linear and type(linear.weight) is type(linear.bias) is torch.nn.Parameter
+        for linear in added
+    )
+
+
+_TOTO_MLP = [torch.nn.Linear, SwiGLU, torch.nn.Linear, torch.nn.Dropout]  # xformers' fused one is another
+
+
+def _is_untouched(module: Any) -> bool:
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 class StaticStep(torch.nn.Module):
@@ -266,6 +294,8 @@ class StaticStep(torch.nn.Module):
         self.embed = backbone.patch_embed.projection
         self.layers = backbone.transformer.layers
         self.head = head
+        self.ends = TAKEN_APART if all(map(can_be_taken_apart, self.layers)) else CALLED
+        self.project, self.attend = self.ends.project, self.ends.attend
         self.is_time_layer = [layer.attention_axis == AttentionAxis.TIME for layer in self.layers]
         self.cache_layer = {i: n for n, i in enumerate(i for i, time in enumerate(self.is_time_layer) if time)}
         heads, width = self.layers[0].num_heads, backbone.embed_dim
@@ -357,8 +387,8 @@ class StaticStep(torch.nn.Module):
                 mask = group_mask.unflatten(0, (hidden.shape[0], -1))[:, -hidden.shape[2] :].flatten(0, 1)
                 attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
                 attended = attended.unflatten(0, (hidden.shape[0], hidden.shape[2])).permute(0, 3, 1, 2, 4)
-            hidden_and_bias = with_bias_of(layer.attention.wO, hidden).flatten(0, 2)
-            hidden = after_attention(layer, hidden_and_bias, attended.flatten(-2).flatten(0, 2)).view_as(hidden)
+            begun = self.ends.begin(layer, hidden).flatten(0, 2)
+            hidden = self.ends.finish(layer, begun, attended.flatten(-2).flatten(0, 2)).view_as(hidden)
         return hidden if whole else hidden[:, :, -1:]
 
     def forward(self) -> tuple[Tensor, ...]:
@@ -369,16 +399,16 @@ class StaticStep(torch.nn.Module):
         bias = self.cache.bias()
         for index, layer in enumerate(self.layers):
             if self.is_time_layer[index]:
-                query, keys_values, hidden = project_region(layer, hidden, position, self.cosines, self.sines)
+                query, keys_values, begun = self.project(layer, hidden, position, self.cosines, self.sines)
                 query = query.unsqueeze(2)
                 keys_values = self.cache.write(self.cache_layer[index], keys_values.unsqueeze(3))
                 mask = bias
             else:
-                query, keys_values, hidden = project_region(layer, hidden, self.last_row, self.cosines, self.sines)
+                query, keys_values, begun = self.project(layer, hidden, self.last_row, self.cosines, self.sines)
                 query = query.unflatten(0, (self.batch, -1)).transpose(1, 2)
                 keys_values = keys_values.unflatten(1, (self.batch, -1)).transpose(2, 3)
                 mask = self.group_bias
-            hidden = attend_region(layer, hidden, query, keys_values, mask)
+            hidden = self.attend(layer, begun, query, keys_values, mask)
         hidden = hidden.view(self.batch, self.variates, 1, -1)
         df, loc, scale, probs = self.head(hidden)
         mean = (probs * loc).sum(-1) * affine_scale + affine_loc
