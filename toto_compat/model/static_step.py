@@ -178,7 +178,7 @@ def rotation_of_chunk(rotary: Any, positions: Tensor) -> Rotation:
 
 
 def _rotate_in_place(x: Tensor, rotation: Rotation) -> None:
-    """Queries and keys, contiguous; ..., position, dimension of the head."""
+    """Queries and keys, contiguous: query and key, row, head, position, dimension of the head."""
     turns, scales = rotation
     torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(turns)
     x.mul_(scales[:, None, None])
