@@ -95,7 +95,7 @@ def tests(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure fixed_size against the other caches; `-- --json FILE` writes the figures."""
     install(session)
-    session.run("python", "-m", "toto_compat.bench", *session.posargs, interrupt_timeout=60, terminate_timeout=20)
+    session.run("toto-compat", "bench", *session.posargs, interrupt_timeout=60, terminate_timeout=20)
 
 
 @nox.session

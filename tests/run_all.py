@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
+from toto_compat.environments.virtualenv import build_venv
 from toto_compat.errors import TotoCompatError
 from toto_compat.matrix.load import load_matrix
-from toto_compat.runtimes.venv import build_venv
 
 ROOT = Path(__file__).parent.parent
 CELL_ENVIRONMENT = "torch-2.13.0-cpu"

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from tests.run_all import MAKE_WAY
+from toto_compat.contract.events import EventKind
+from toto_compat.contract.result import Outcome
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import ExitCode
-from toto_compat.evidence.schema import Outcome
 from toto_compat.evidence.store import Run, StoredCell, load_run
-from toto_compat.matrix.schema import Suite
-from toto_compat.observe.events import EventKind
 
 pytestmark = pytest.mark.slow
 

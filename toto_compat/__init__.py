@@ -9,8 +9,8 @@ __all__ = ["compile_toto"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: most of this package works on machines without torch.
     if name == "compile_toto":
+        # on first use: most of this package works on machines without torch
         from toto_compat.model.forecaster import compile_toto
 
         return compile_toto

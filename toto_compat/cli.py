@@ -12,7 +12,7 @@ from toto_compat.errors import ExitCode, TotoCompatError
 # name -> (module:command, one line for --help). Kept here so that `toto-compat --help` imports nothing else.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "matrix": (
-        "toto_compat.runtimes.command:matrix_command",
+        "toto_compat.workflow:matrix_command",
         "Run the cells of the matrix and say what can be compiled.",
     ),
     "report": ("toto_compat.report.command:report_command", "Show a run: table, Markdown, HTML, JSON or JUnit."),
@@ -21,17 +21,18 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "releases": ("toto_compat.matrix.releases:releases_command", "Torch releases that matrix.yaml does not have yet."),
     "schema": ("toto_compat.matrix.load:schema_command", "Print the JSON Schema of matrix.yaml."),
     "doctor": ("toto_compat.runtimes.doctor:doctor_command", "What this machine can run, and how to get the rest."),
-    "images": ("toto_compat.runtimes.images_command:images_command", "Container images: list, build, prune."),
+    "images": ("toto_compat.environments.images_command:images_command", "Container images: list, build, prune."),
     "fetch": (
-        "toto_compat.runtimes.wheelhouse:fetch_command",
+        "toto_compat.environments.wheelhouse:fetch_command",
         "Get the wheels of environments for a build without network.",
     ),
-    "lock": ("toto_compat.runtimes.locks:lock_command", "Pin every package of environments with its hash."),
-    "shell": ("toto_compat.runtimes.shell:shell_command", "An interactive shell in an environment's container."),
+    "lock": ("toto_compat.environments.locks:lock_command", "Pin every package of environments with its hash."),
+    "shell": ("toto_compat.runtimes.shell:shell_command", "An interactive shell in an environment, as a cell sees it."),
     "repro": (
         "toto_compat.repro.command:repro_command",
         "Run a production incident again: reproduced, or what differed.",
     ),
+    "bench": ("toto_compat.bench.command:bench_command", "Measure fixed_size against the other caches."),
     "prune": ("toto_compat.runtimes.prune:prune_command", "Remove virtualenvs that no environment needs any more."),
 }
 

@@ -1,10 +1,14 @@
 """A contest of real models, eager: quick, and the same code the bench runs compiled."""
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 
 pytest.importorskip("torch")
 
+from toto_compat.bench import contest
 from toto_compat.bench.contest import Contest, run
+from toto_compat.contract.statistics import taking_turns
 
 pytestmark = pytest.mark.cell
 
@@ -16,3 +20,17 @@ def test_every_contestant_is_timed_once_a_round_and_eager_spends_no_time_in_grap
     assert all(len(times) == 3 and min(times) > 0 for times in result.timings.values())
     assert all(set(times) == {0.0} for times in result.kernels_ms.values())
     assert result.peak_rss_bytes > 10**8
+
+
+def test_contestants_take_turns_in_a_rotating_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def noting(contestants: Sequence[str], rounds: int) -> Iterator[str]:
+        for name in taking_turns(contestants, rounds):
+            order.append(name)
+            yield name
+
+    monkeypatch.setattr(contest, "taking_turns", noting)
+    names = ("upstream eager", "fixed_size eager")
+    run(Contest(model="tiny", contestants=names, context_steps=64, horizon_steps=32, rounds=2, one_off_first=False))
+    assert order == [names[0], names[1], names[1], names[0]]

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from toto_compat.bench.__main__ import contest_table, figure_table
+from toto_compat.bench import host_figures
+from toto_compat.bench.command import contest_table, figure_table
 from toto_compat.bench.contest import ContestResult
 from toto_compat.bench.figures import compared, one_run
 from toto_compat.bench.host_figures import harness_share
-from toto_compat.evidence import store
 
 
 def test_a_ratio_of_many_values_comes_with_an_interval_around_it() -> None:
@@ -37,8 +37,8 @@ def test_one_run_has_no_spread() -> None:
 
 def test_the_harness_share_says_what_counts_as_a_suite_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = SimpleNamespace(seconds=40.0, evidence={"speed": SimpleNamespace(seconds=30.0)})
-    monkeypatch.setattr(store, "find_run", lambda name: name)
-    monkeypatch.setattr(store, "load_run", lambda _run: SimpleNamespace(cells=[cell]))
+    monkeypatch.setattr(host_figures, "find_run", lambda name: name)
+    monkeypatch.setattr(host_figures, "load_run", lambda _run: SimpleNamespace(cells=[cell]))
     [figure] = harness_share()
     assert (figure.value, figure.spread_is) == (0.25, "one run")
     assert "whole processes" in figure.method

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from tests.verdict.sample_cells import cell_request, good_result
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.files import utc_now
+from toto_compat.contract.request import CellRequest, CsvSeries, Origin
+from toto_compat.contract.result import CellResult, Failure, Outcome
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import SelectionError, StorageError
-from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Outcome
+from toto_compat.evidence.files import check_writable, write_atomically
 from toto_compat.evidence.store import (
     CellStore,
     RunInfo,
@@ -18,18 +23,14 @@ from toto_compat.evidence.store import (
     can_be_reused,
     cell_key,
     cell_path,
-    check_writable,
     find_run,
     list_runs,
     load_run,
     new_run_name,
     point_latest,
-    utc_now,
-    write_atomically,
     write_cell,
     write_run_info,
 )
-from toto_compat.matrix.schema import CsvSeries, Suite
 
 
 def stored(result: CellResult | None = None, **fields: Any) -> StoredCell:
@@ -46,7 +47,7 @@ def make_run(results: Path, name: str, *cells: StoredCell) -> Path:
         runtime="venv",
         executor="local",
         device="cpu",
-        cells=(*(cell.cell for cell in cells), "never/reached/default"),
+        cells=(*(cell.cell for cell in cells), CellName("never/reached/default")),
         started=utc_now(),
     )
     write_run_info(results / name, info)
@@ -111,7 +112,7 @@ def test_a_read_only_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def refuse(*_arguments: Any, **_options: Any) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr("toto_compat.evidence.store.tempfile.mkstemp", refuse)
+    monkeypatch.setattr("toto_compat.contract.files.tempfile.mkstemp", refuse)
     with pytest.raises(StorageError, match="Permission denied") as caught:
         check_writable(tmp_path)
     assert "make it writable" in caught.value.hint
@@ -209,10 +210,38 @@ def test_a_key_depends_on_the_content_of_the_users_files(tmp_path: Path) -> None
     assert len(set(keys)) == 4
 
 
-def test_a_key_does_not_depend_on_limits_that_only_judge() -> None:
+def test_a_key_depends_on_a_file_that_the_users_cache_imports(tmp_path: Path) -> None:
+    request, file = cell_request(), tmp_path / "mine.py"
+    file.write_text("import helper\nclass Mine(helper.Base): ...")
+    (tmp_path / "helper.py").write_text("from deeper.inside import Base")
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "__init__.py").touch()
+    (tmp_path / "deeper" / "inside.py").write_text("class Base: ...")
+    (tmp_path / "unrelated.py").write_text("a = 1")
+    own = request.model_copy(update={"cache": request.cache.model_copy(update={"source": f"{file}:Mine"})})
+    before = key(own)
+    (tmp_path / "unrelated.py").write_text("a = 2")
+    assert key(own) == before
+    (tmp_path / "deeper" / "inside.py").write_text("class Base: x = 1")
+    assert key(own) != before
+
+
+def test_a_key_depends_on_the_variables_around_the_cell_and_on_its_threads() -> None:
     request = cell_request()
-    profile = request.profile.model_copy(update={"gates": {}, "timeout_minutes": 7.0})
-    assert key(request) == key(request.model_copy(update={"profile": profile}))
+    keys = {
+        key(request),
+        key(request.model_copy(update={"variables": {"OMP_NUM_THREADS": "4"}})),
+        key(request.model_copy(update={"limits": request.limits.model_copy(update={"threads": 4})})),
+    }
+    assert len(keys) == 3
+
+
+def test_a_key_does_not_depend_on_what_is_only_told_along() -> None:
+    request = cell_request()
+    patient = request.profile.model_copy(update={"timeout_minutes": 7.0})
+    described = request.environment.model_copy(update={"base_image": "another", "gpu_architectures": ("sm_90",)})
+    told = {"profile": patient, "environment": described, "origin": Origin(runtime="docker", image="sha256:1")}
+    assert key(request) == key(request.model_copy(update=told))
 
 
 def test_a_finished_cell_comes_back_by_its_key(tmp_path: Path) -> None:

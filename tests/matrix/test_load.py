@@ -9,9 +9,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from toto_compat.contract.request import Device
 from toto_compat.errors import ExitCode, MatrixFileError
+from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_hash, schema_command
-from toto_compat.matrix.schema import Device, Gate
 
 PROJECT = Path(__file__).parents[2]
 SHIPPED = PROJECT / "matrix.yaml"
@@ -224,16 +225,10 @@ def test_a_key_that_overrides_a_merged_one_is_not_written_twice(write: Write) ->
 
 def test_every_mistake_is_listed_at_once_in_the_order_of_lines(write: Write) -> None:
     text = SMALL.replace("source: builtin}", "source: bultin}").replace("iterations: 3", "iteration: 3")
-    text = text.replace("  memory: {max: 1}\n", "")
+    text = text.replace("  memory: {max: 1}\n", "  memroy: {max: 1}\n")
     lines = [int(mistake.split(":")[0]) for mistake in mistakes_in(write(text))]
     assert lines == sorted(lines)
-    assert {line_of(text, "bultin"), line_of(text, "iteration:"), line_of(text, "gates:")} <= set(lines)
-
-
-@pytest.mark.parametrize("gate", list(Gate))
-def test_each_gate_must_have_a_limit(write: Write, gate: Gate) -> None:
-    mistakes = mistakes_in(write(changed(f"  {gate}: {{max: 1}}\n", "")))
-    assert [mistake.split(": ")[1] for mistake in mistakes] == [f"gates.{gate}"]
+    assert {line_of(text, "bultin"), line_of(text, "iteration:"), line_of(text, "memroy")} <= set(lines)
 
 
 @pytest.mark.parametrize("name", ["torch-2.13.0-cpu-xformers", "torch-2.13.0-cpu-numpy2"])
@@ -345,7 +340,7 @@ def test_a_reference_into_a_section_that_is_empty_says_so(write: Write) -> None:
     assert any(mistake.endswith(told) for mistake in mistakes), mistakes
 
 
-@pytest.mark.parametrize("section", list(yaml.safe_load(SMALL)))
+@pytest.mark.parametrize("section", [name for name in yaml.safe_load(SMALL) if name != "gates"])
 def test_a_section_that_is_missing_is_told_with_what_goes_there(write: Write, section: str) -> None:
     data = {name: value for name, value in yaml.safe_load(SMALL).items() if name != section}
     [mistake] = [one for one in mistakes_in(write(yaml.safe_dump(data))) if f": {section}: found nothing" in one]

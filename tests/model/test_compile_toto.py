@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 
 from toto.inference.forecaster import TotoForecaster  # noqa: E402
 
-from tests.model.test_fixed_size import Small, agree, series_of, timeseries  # noqa: E402
+from tests.model.small_backbone import Small, agree, series_of, timeseries  # noqa: E402
 from toto_compat import compile_toto  # noqa: E402
-from toto_compat.matrix.schema import CompileSettings  # noqa: E402
+from toto_compat.contract.request import CompileSettings  # noqa: E402
 
 pytestmark = pytest.mark.cell
 

@@ -3,26 +3,28 @@
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.nn.utils import prune  # noqa: E402
 from toto.data.util.dataset import MaskedTimeseries  # noqa: E402
 from toto.inference.forecaster import TotoForecaster  # noqa: E402
 from toto.model.backbone import TotoBackbone  # noqa: E402
 
+from tests.model.small_backbone import ADAPTATIONS, Small, agree, series_of, timeseries  # noqa: E402
 from toto_compat import compile_toto  # noqa: E402
+from toto_compat.contract.request import (  # noqa: E402
+    CacheRequest,
+    CompileSettings,
+    Workload,
+)
 from toto_compat.errors import InputError  # noqa: E402
-from toto_compat.evidence.schema import CacheRequest  # noqa: E402
-from toto_compat.matrix.schema import CompileSettings, Workload  # noqa: E402
-from toto_compat.model.backbone import SHAPES, build_backbone  # noqa: E402
-from toto_compat.model.bound import CompileSpec, bind  # noqa: E402
+from toto_compat.model.backbone import build_backbone  # noqa: E402
+from toto_compat.model.binding import bind  # noqa: E402
+from toto_compat.model.bound import CompileSpec  # noqa: E402
 from toto_compat.model.forecaster import StaticForecaster  # noqa: E402
 from toto_compat.model.series import Series, make_series  # noqa: E402
 from toto_compat.model.static_model import StaticModel  # noqa: E402
@@ -30,51 +32,9 @@ from toto_compat.model.static_step import StaticStep  # noqa: E402
 
 pytestmark = pytest.mark.cell
 
-WORKLOAD = Workload(variates=2, groups=2, context_patches=(4, 8))
-RELATIVE = 1e-9  # in double precision
-
-
-@dataclass(frozen=True)
-class Small:
-    """A backbone of three layers: every kind of layer, quick to run."""
-
-    scaler: str = "CausalPatchStdMeanScaler"
-    distribution: str = "MixtureOfStudentTsOutput"
-    spacewise_first: bool = False
-
-    def build(self, dtype: Any = torch.float64) -> TotoBackbone:
-        shape = dict(SHAPES["tiny"]) | {
-            "patch_size": 8,
-            "stride": 8,
-            "embed_dim": 32,
-            "num_layers": 3,
-            "num_heads": 2,
-            "mlp_hidden_dim": 48,
-            "spacewise_every_n_layers": 3,
-            "spacewise_first": self.spacewise_first,
-            "scaler_cls": f"<class 'model.scaler.{self.scaler}'>",
-            "output_distribution_classes": [f"<class 'model.distribution.{self.distribution}'>"],
-        }
-        if self.distribution == "StudentTOutput":
-            shape["output_distribution_kwargs"] = {}
-        torch.manual_seed(7)
-        backbone = TotoBackbone(**shape, use_memory_efficient_attention=False)
-        return backbone.to(dtype).eval().requires_grad_(False)
-
-
-def series_of(context: int = 5, horizon: int = 4, *, batch: int = 2, variates: int = 2, dtype: Any = None) -> Series:
-    series = make_series(
-        WORKLOAD, patch_size=8, context_patches=context, horizon_patches=horizon, batch=batch, variates=variates
-    )
-    return series.to(dtype=dtype or torch.float64)
-
 
 def upstream(backbone: TotoBackbone) -> Any:
     return bind(backbone, CacheRequest(name="upstream", source="builtin"))
-
-
-def agree(ours: Any, theirs: Any) -> bool:
-    return bool(torch.allclose(ours, theirs, rtol=RELATIVE, atol=RELATIVE))
 
 
 @pytest.mark.parametrize("scaler", ["CausalPatchStdMeanScaler", "CausalStdMeanScaler", "StdMeanScaler"])
@@ -219,26 +179,6 @@ def test_a_forecast_that_is_not_finite_leaves_nothing_behind_for_the_next(distri
     assert agree(static.generate_mean(series, 30), upstream(backbone).generate_mean(series, 30))
 
 
-def with_tanh(module: Any) -> Any:
-    return torch.nn.Sequential(module, torch.nn.Tanh())
-
-
-def halved(_module: Any, _inputs: Any, output: Any) -> Any:
-    return output / 2
-
-
-# What people do to a layer: adapters in the place of linear layers, hooks, another MLP.
-ADAPTATIONS: dict[str, Callable[[Any], Any]] = {
-    "attention's output replaced": lambda layer: setattr(layer.attention, "wO", with_tanh(layer.attention.wO)),
-    "MLP's output replaced": lambda layer: setattr(layer.mlp, "2", with_tanh(layer.mlp[2])),
-    "attention's output hooked": lambda layer: layer.attention.wO.register_forward_hook(halved),
-    "MLP's output hooked": lambda layer: layer.mlp[2].register_forward_hook(halved),
-    "MLP patched": lambda layer: setattr(layer.mlp, "forward", with_tanh(type(layer.mlp)(*layer.mlp)).forward),
-    "MLP longer": lambda layer: layer.mlp.append(torch.nn.Tanh()),
-    "weights computed anew by a hook": lambda layer: prune.identity(layer.attention.wO, "weight").weight_orig.div_(2),
-}
-
-
 @pytest.mark.parametrize("how", ADAPTATIONS)
 def test_a_layer_that_somebody_changed_is_called_not_taken_apart(how: str) -> None:
     backbone = Small().build()
@@ -347,17 +287,6 @@ def test_float32_error_to_double_precision_is_at_most_twice_eagers(model: str) -
     eager = (upstream(single).generate_mean(series, 320) - reference).abs().max()
     ours = (StaticModel(single, None).generate_mean(series, 320) - reference).abs().max()
     assert ours <= 2 * eager
-
-
-def timeseries(series: Series, exogenous: int = 0) -> MaskedTimeseries:
-    return MaskedTimeseries(
-        series.inputs,
-        series.padding_mask,
-        series.id_mask,
-        series.timestamp_seconds,
-        series.time_interval_seconds,
-        exogenous,
-    )
 
 
 def test_the_forecaster_has_toto_ts_interface_and_forecasts() -> None:

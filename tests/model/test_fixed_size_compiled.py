@@ -8,13 +8,13 @@ from packaging.version import Version
 
 torch = pytest.importorskip("torch")
 
-from toto_compat.evidence.schema import CacheRequest  # noqa: E402
-from toto_compat.matrix.schema import Workload  # noqa: E402
+from toto_compat.cell.live import CompilerWatch, Phase  # noqa: E402
+from toto_compat.contract.events import EventKind  # noqa: E402
+from toto_compat.contract.request import CacheRequest, Workload  # noqa: E402
 from toto_compat.model.backbone import build_backbone  # noqa: E402
-from toto_compat.model.bound import BoundModel, CompileSpec, bind  # noqa: E402
+from toto_compat.model.binding import bind  # noqa: E402
+from toto_compat.model.bound import BoundModel, CompileSpec  # noqa: E402
 from toto_compat.model.series import Series, make_series  # noqa: E402
-from toto_compat.observe.events import EventKind  # noqa: E402
-from toto_compat.observe.live import CompilerWatch, Phase  # noqa: E402
 
 pytestmark = pytest.mark.cell
 

@@ -12,11 +12,11 @@ import safetensors.torch  # noqa: E402
 from toto.model.toto import Toto  # noqa: E402
 from toto.model.util import KVCache  # noqa: E402
 
+from toto_compat.contract.request import CacheRequest, CsvSeries, Workload  # noqa: E402
 from toto_compat.errors import InputError  # noqa: E402
-from toto_compat.evidence.schema import CacheRequest  # noqa: E402
-from toto_compat.matrix.schema import CsvSeries, Workload  # noqa: E402
 from toto_compat.model.backbone import SHAPES, build_backbone  # noqa: E402
-from toto_compat.model.bound import bind, load_user_cache, observed  # noqa: E402
+from toto_compat.model.binding import bind, load_user_cache  # noqa: E402
+from toto_compat.model.bound import observed  # noqa: E402
 from toto_compat.model.series import make_series  # noqa: E402
 
 pytestmark = pytest.mark.cell

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from toto_compat.contract.events import EventKind
+from toto_compat.contract.torch_messages import printable
 from toto_compat.errors import ExitCode, InputError
-from toto_compat.observe.events import EventKind
-from toto_compat.observe.log_lines import printable
 from toto_compat.production.advice import advice_for
 from toto_compat.production.analyze import analyze_command, analyze_logs, as_text, explained
 

@@ -1,9 +1,9 @@
 """A cell whose logs try to become part of the page."""
 
 from tests.verdict.sample_cells import good_result, suite_error, with_events, with_suite
-from toto_compat.evidence.schema import CellResult, Outcome
-from toto_compat.matrix.schema import Suite
-from toto_compat.observe.events import Event, EventKind, Severity
+from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.result import CellResult, Outcome
+from toto_compat.contract.suites import Suite
 
 HOSTILE = (
     "</script><script>alert('guard')</script><img src=x onerror=\"alert('image')\">"

@@ -5,14 +5,15 @@ from pathlib import Path
 
 from tests.verdict.sample_cells import cell_request, good_result, production_incident, provenance, with_figures
 from tests.verdict.stored_runs import store_run
-from toto_compat.evidence.schema import CellResult, Failure, Figure
-from toto_compat.matrix.schema import Gate
+from toto_compat.contract.result import CellResult, Failure, Figure
+from toto_compat.evidence.store import load_run
+from toto_compat.matrix.gates import Gate
 from toto_compat.report.ci import badge, junit_xml, step_summary
-from toto_compat.verdict.judged_run import JudgedRun, load_judged_run
+from toto_compat.verdict.judged_run import JudgedRun, judge_run
 
 
 def judged(folder: Path, *results: CellResult) -> JudgedRun:
-    return load_judged_run(store_run(folder, "nightly", results))
+    return judge_run(load_run(store_run(folder, "nightly", results)))
 
 
 def test_junit_has_a_test_per_gate_and_counts_that_agree(tmp_path: Path) -> None:

@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.verdict.sample_cells import GATES, good_result, production_incident, with_figures
-from tests.verdict.stored_runs import store_run
+from tests.verdict.sample_cells import good_result, production_incident, with_figures
+from tests.verdict.stored_runs import judged_run, store_run
 from toto_compat.errors import StorageError
-from toto_compat.matrix.schema import Gate
-from toto_compat.report.compatibility import as_json, compatibility, write_compatibility
-from toto_compat.verdict.gates import judge
-from toto_compat.verdict.judged_run import load_judged_run
+from toto_compat.evidence.store import load_run
+from toto_compat.matrix.gates import Gate
+from toto_compat.report.compatibility import as_json, compatibility
+from toto_compat.report.publish import write_compatibility
+from toto_compat.verdict.judged_run import judge_run
 
-CELLS = [judge(good_result(), GATES), judge(production_incident(), GATES)]
+JUDGED = judged_run(good_result(), production_incident())
 
 
 def test_a_row_holds_what_the_design_names() -> None:
-    document = compatibility(CELLS)
+    document = compatibility(JUDGED)
     assert set(document) == {"schema", "rows", "decision"}
     assert document["schema"] == 1
     row = next(row for row in document["rows"] if row["cache"] == "list_index")
@@ -41,7 +42,7 @@ def test_a_row_holds_what_the_design_names() -> None:
 
 
 def test_the_decision_is_per_device_with_ranges_and_settings() -> None:
-    decision = compatibility(CELLS)["decision"]
+    decision = compatibility(JUDGED)["decision"]
     assert decision["devices"]["cpu"]["answer"] == "enable"
     assert decision["devices"]["cuda"]["answer"] == "not_enough_evidence"
     assert decision["devices"]["cuda"]["set"] == ["TOTO_DISABLE_COMPILE=1"]
@@ -50,20 +51,20 @@ def test_the_decision_is_per_device_with_ranges_and_settings() -> None:
 
 
 def test_the_files_are_written_and_are_strict_json(tmp_path: Path) -> None:
-    broken = judge(with_figures(good_result(), {Gate.EQUIVALENCE: math.nan, Gate.MEMORY: math.inf}), GATES)
-    write_compatibility(tmp_path, [broken])
+    broken = with_figures(good_result(), {Gate.EQUIVALENCE: math.nan, Gate.MEMORY: math.inf})
+    write_compatibility(judged_run(broken, folder=tmp_path))
     document = json.loads((tmp_path / "compatibility.json").read_text(encoding="utf-8"), parse_constant=_refuse)
     assert document["rows"][0]["gates"]["equivalence"]["value"] == "NaN"
     assert document["rows"][0]["gates"]["memory"]["value"] == "Infinity"
     assert "FAIL" in (tmp_path / "compatibility.md").read_text(encoding="utf-8")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["compatibility.json", "compatibility.md"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".html", ".json", ".md"]
 
 
 def test_a_stored_run_gets_its_page_even_beside_a_damaged_one(tmp_path: Path) -> None:
     damaged = store_run(tmp_path, "damaged", [good_result()])
     (damaged / "compatibility.json").write_text("{", encoding="utf-8")
     folder = store_run(tmp_path, "run", [good_result()])
-    write_compatibility(folder, load_judged_run(folder).cells)
+    write_compatibility(judge_run(load_run(folder)))
     assert "fixed_size" in (folder / "compatibility.html").read_text(encoding="utf-8")
 
 
@@ -71,11 +72,12 @@ def test_a_place_that_can_not_be_written_is_a_storage_error(tmp_path: Path) -> N
     blocked = tmp_path / "run"
     blocked.write_text("a file where the folder should be", encoding="utf-8")
     with pytest.raises(StorageError):
-        write_compatibility(blocked, CELLS)
+        write_compatibility(judged_run(good_result(), folder=blocked))
 
 
 def test_the_same_evidence_gives_the_same_bytes() -> None:
-    assert as_json(compatibility(CELLS)) == as_json(compatibility(list(reversed(list(reversed(CELLS))))))
+    again = judged_run(good_result(), production_incident())
+    assert as_json(compatibility(JUDGED)) == as_json(compatibility(again))
 
 
 def _refuse(constant: str) -> None:

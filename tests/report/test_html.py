@@ -18,15 +18,18 @@ from click.testing import CliRunner
 from tests.report.hostile import HOSTILE, hostile_cell
 from tests.verdict.sample_cells import good_result, production_incident, with_figures, with_suite
 from tests.verdict.stored_runs import store_run
+from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.request import Device
+from toto_compat.contract.result import CellResult
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import StorageError
-from toto_compat.evidence.schema import CellResult
-from toto_compat.matrix.schema import Device, Gate, Suite
-from toto_compat.observe.events import Event, EventKind, Severity
+from toto_compat.evidence.store import load_run
+from toto_compat.matrix.gates import Gate
 from toto_compat.report.command import report_command
 from toto_compat.report.html import render_page
 from toto_compat.report.page_data import grid_of, grouped_events, history_of, trend_points
 from toto_compat.verdict.decision import contenders_of
-from toto_compat.verdict.judged_run import load_judged_run
+from toto_compat.verdict.judged_run import judge_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +47,7 @@ class Elements(HTMLParser):
 
 
 def page_of(folder: Path, *results: CellResult) -> str:
-    judged = load_judged_run(store_run(folder, "run", results))
+    judged = judge_run(load_run(store_run(folder, "run", results)))
     return render_page(judged, {})
 
 
@@ -100,7 +103,7 @@ def test_a_speedup_that_is_not_finite_is_left_out_of_the_history(tmp_path: Path)
         store_run(tmp_path, f"earlier-{day}", [good_result()], started=f"2026-01-0{day}T00:00:00Z")
     endless = with_figures(good_result(), {Gate.SPEEDUP: float("inf")})
     store_run(tmp_path, "endless", [endless], started="2026-01-03T00:00:00Z")
-    current = load_judged_run(store_run(tmp_path, "now", [endless], started="2026-02-01T00:00:00Z"))
+    current = judge_run(load_run(store_run(tmp_path, "now", [endless], started="2026-02-01T00:00:00Z")))
     page = render_page(current, history_of(tmp_path, until=current))
     history = page[page.index("History: speedup over runs") :]
     assert "2026-01-01" in history and "2026-01-02" in history
@@ -110,14 +113,14 @@ def test_a_speedup_that_is_not_finite_is_left_out_of_the_history(tmp_path: Path)
 def test_a_history_of_one_finite_speedup_is_no_history(tmp_path: Path) -> None:
     store_run(tmp_path, "earlier", [good_result()], started="2026-01-01T00:00:00Z")
     endless = with_figures(good_result(), {Gate.SPEEDUP: float("inf")})
-    current = load_judged_run(store_run(tmp_path, "now", [endless], started="2026-02-01T00:00:00Z"))
+    current = judge_run(load_run(store_run(tmp_path, "now", [endless], started="2026-02-01T00:00:00Z")))
     assert "History: speedup over runs" not in render_page(current, history_of(tmp_path, until=current))
 
 
 def test_a_damaged_table_is_written_anew_by_the_command_its_error_names(tmp_path: Path) -> None:
     damaged = store_run(tmp_path / "results", "damaged run", [good_result()])
     (damaged / "compatibility.json").write_text("{", encoding="utf-8")
-    current = load_judged_run(store_run(tmp_path / "results", "now", [good_result()]))
+    current = judge_run(load_run(store_run(tmp_path / "results", "now", [good_result()])))
     with pytest.raises(StorageError) as caught:
         history_of(tmp_path / "results", until=current)
     program, subcommand, *arguments = shlex.split(caught.value.hint.removeprefix("write it anew: "))
@@ -133,7 +136,7 @@ def test_the_grid_has_releases_across_and_caches_with_modes_down(tmp_path: Path)
         good_result(torch="2.9.0", build="cu128", mode="max-autotune"),
         good_result(),
     ]
-    grid = grid_of(load_judged_run(store_run(tmp_path, "run", results)).cells)
+    grid = grid_of(judge_run(load_run(store_run(tmp_path, "run", results))).cells)
     assert [(column.torch, column.device) for column in grid.columns] == [
         ("2.13.0", "cpu"),
         ("2.9.0", "cuda"),
@@ -165,7 +168,7 @@ def test_events_beyond_the_kept_ones_are_told(tmp_path: Path) -> None:
 def test_history_comes_from_the_other_runs_oldest_first(tmp_path: Path) -> None:
     store_run(tmp_path, "b-old", [good_result()], started="2026-01-01T00:00:00Z")
     store_run(tmp_path, "a-newer", [good_result()], started="2026-02-01T00:00:00Z")
-    current = load_judged_run(store_run(tmp_path, "now", [good_result()], started="2026-03-01T00:00:00Z"))
+    current = judge_run(load_run(store_run(tmp_path, "now", [good_result()], started="2026-03-01T00:00:00Z")))
     past = history_of(tmp_path, until=current)
     assert [row.run for row in past["cpu/torch-2.13.0-cpu/fixed_size/default/stock"]] == ["b-old", "a-newer"]
     assert "History: speedup over runs" in render_page(current, past)
@@ -173,7 +176,7 @@ def test_history_comes_from_the_other_runs_oldest_first(tmp_path: Path) -> None:
 
 def test_trends_hold_measured_figures_along_the_releases(tmp_path: Path) -> None:
     results = [good_result(torch=torch) for torch in ("2.11.0", "2.9.0")]
-    cells = load_judged_run(store_run(tmp_path, "run", results)).cells
+    cells = judge_run(load_run(store_run(tmp_path, "run", results))).cells
     contender = contenders_of(Device.CPU, cells)[0]
     assert [release for release, _ in trend_points(contender, Suite.SPEED, "speedup")] == ["2.9.0", "2.11.0"]
     # break-even is computed, not measured: it is no trend

@@ -10,10 +10,11 @@ import pytest
 from tests.report.hostile import HOSTILE, hostile_cell
 from tests.verdict.sample_cells import good_result, production_incident, with_figures
 from tests.verdict.stored_runs import store_run
-from toto_compat.matrix.schema import Gate
+from toto_compat.evidence.store import load_run
+from toto_compat.matrix.gates import Gate
 from toto_compat.report.html import render_page
 from toto_compat.report.page_data import history_of
-from toto_compat.verdict.judged_run import load_judged_run
+from toto_compat.verdict.judged_run import judge_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page
@@ -55,7 +56,7 @@ def report_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             results.append(good_result(torch=torch, build="cu128", mode=mode))
     results.append(with_figures(good_result(torch="2.13.0", build="cu130"), {Gate.MEMORY: None}))
     store_run(folder, "earlier", results, started="2026-10-01T10:00:00Z")
-    judged = load_judged_run(store_run(folder, "now", results))
+    judged = judge_run(load_run(store_run(folder, "now", results)))
     target = folder / "page.html"
     target.write_text(render_page(judged, history_of(folder, until=judged)), encoding="utf-8")
     return target
@@ -211,7 +212,7 @@ def test_a_link_to_a_cell_opens_it(browser: "Browser", report_file: Path) -> Non
 
 def test_every_cell_of_a_large_run_opens_as_itself(browser: "Browser", tmp_path: Path) -> None:
     """More cells than go into one pack: the first and the last of each."""
-    judged = load_judged_run(store_run(tmp_path, "run", [good_result(settings_name=f"s{n}") for n in range(120)]))
+    judged = judge_run(load_run(store_run(tmp_path, "run", [good_result(settings_name=f"s{n}") for n in range(120)])))
     target = tmp_path / "page.html"
     target.write_text(render_page(judged, {}), encoding="utf-8")
     opened = OpenedPage(browser, target)

@@ -2,22 +2,19 @@
 
 import re
 
-from tests.verdict.sample_cells import GATES, good_result, production_incident, with_figures
-from toto_compat.evidence.schema import CellResult, Figure
-from toto_compat.matrix.schema import Gate
-from toto_compat.report.table import markdown_table, terminal_table
-from toto_compat.verdict.decision import decide
-from toto_compat.verdict.gates import judge
+from tests.verdict.sample_cells import good_result, production_incident, with_figures
+from tests.verdict.stored_runs import judged_run
+from toto_compat.contract.result import CellResult, Figure
+from toto_compat.matrix.gates import Gate
+from toto_compat.report.table import gate_columns, markdown_table, terminal_table
 
 
 def shown(*results: CellResult, colour: bool = False) -> str:
-    cells = [judge(result, GATES) for result in results]
-    return terminal_table(cells, decide(cells), colour=colour)
+    return terminal_table(judged_run(*results), colour=colour)
 
 
 def as_markdown(*results: CellResult) -> str:
-    cells = [judge(result, GATES) for result in results]
-    return markdown_table(cells, decide(cells))
+    return markdown_table(judged_run(*results))
 
 
 def rows_of(text: str) -> list[str]:
@@ -90,3 +87,12 @@ def test_text_from_torch_can_not_break_the_markdown_table() -> None:
 
 def test_an_empty_run_still_answers() -> None:
     assert "On CUDA it is not known" in shown()
+
+
+def test_the_columns_are_those_of_the_gate_table() -> None:
+    shown_gates = {gate for column in gate_columns() for gate in column}
+    assert shown_gates == {gate for gate in Gate if gate.rule.column}
+    header = next(line for line in as_markdown(good_result()).splitlines() if line.startswith("|"))
+    for gate in shown_gates:
+        assert gate.rule.column is not None
+        assert gate.rule.column.title in header

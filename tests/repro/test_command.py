@@ -5,19 +5,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from toto_compat.errors import EnvironmentBuildError, ExitCode, SelectionError
-from toto_compat.evidence.schema import CellResult, Failure, Outcome, Provenance, SuiteEvidence
+from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.request import CsvSeries, Device
+from toto_compat.contract.result import CellResult, Failure, Outcome, Provenance, SuiteEvidence
+from toto_compat.contract.suites import Suite
+from toto_compat.errors import EnvironmentBuildError, ExitCode, InputError, SelectionError
 from toto_compat.matrix.load import load_matrix
-from toto_compat.matrix.schema import Device, Suite
-from toto_compat.observe.events import Event, EventKind, Severity
-from toto_compat.repro.command import (
-    Reproduction,
-    as_data,
-    as_text,
-    exit_code,
-    incident_request,
-    repro_command,
-)
+from toto_compat.repro.command import Reproduction, as_data, as_text, exit_code, incident_request, repro_command
 from toto_compat.repro.incident import load_incident, match_incident
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,7 +33,9 @@ def reproduction(
 ) -> Reproduction:
     incident = load_incident(INCIDENT)
     matrix = load_matrix(ROOT / "matrix.yaml")
-    request = incident_request(incident, matrix, ROOT / "matrix.yaml", cache=cache, environment="torch-2.13.0-cpu")
+    request = incident_request(
+        incident, ROOT, matrix, ROOT / "matrix.yaml", cache=cache, environment="torch-2.13.0-cpu"
+    )
     evidence = {Suite.RECOMPILE: SuiteEvidence(suite=Suite.RECOMPILE, outcome=outcome, events=events)}
     provenance = Provenance(torch="2.13.0+cpu", runtime="docker", image="sha256:" + "1" * 64, lock="2" * 64)
     result = CellResult(cell=request.cell, request=request, provenance=provenance, evidence=evidence, failure=failure)
@@ -48,12 +44,37 @@ def reproduction(
 
 def test_the_incident_asks_for_productions_environment_cache_and_settings() -> None:
     incident, matrix = load_incident(INCIDENT), load_matrix(ROOT / "matrix.yaml")
-    request = incident_request(incident, matrix, ROOT / "matrix.yaml", device=Device.CUDA)
-    assert request.environment_name == matrix.production
-    assert request.cache.name == "list_index"
+    request = incident_request(incident, ROOT, matrix, ROOT / "matrix.yaml", device=Device.CUDA)
+    assert request.cell.environment == matrix.production
+    assert request.cell.cache == "list_index"
     assert request.device is Device.CUDA
     assert request.settings.recompile_limit is None  # torch's own limit of 8
     assert request.profile.suites == (Suite.RECOMPILE,)
+
+
+def test_the_incidents_own_checkpoint_and_series_are_what_is_forecast(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (weights / name).touch()
+    (tmp_path / "prices.csv").write_text("time,close\n0,1.0\n60,2.0\n", encoding="utf-8")
+    series = CsvSeries(path="prices.csv", time_column="time", value_columns=("close",))
+    incident = load_incident(INCIDENT)
+    workload = incident.workload.model_copy(update={"checkpoint": "weights", "csv": series})
+    incident = incident.model_copy(update={"workload": workload})
+    request = incident_request(incident, tmp_path, load_matrix(ROOT / "matrix.yaml"), ROOT / "matrix.yaml")
+    assert request.checkpoint_folder == str(weights.resolve())
+    assert request.csv is not None
+    assert request.csv.path == str((tmp_path / "prices.csv").resolve())
+
+
+def test_a_mistake_in_the_incidents_series_is_told_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "prices.csv").write_text("time,open\n0,1.0\n60,2.0\n", encoding="utf-8")
+    series = CsvSeries(path="prices.csv", time_column="time", value_columns=("close",))
+    incident = load_incident(INCIDENT)
+    incident = incident.model_copy(update={"workload": incident.workload.model_copy(update={"csv": series})})
+    with pytest.raises(InputError, match="no column 'close'"):
+        incident_request(incident, tmp_path, load_matrix(ROOT / "matrix.yaml"), ROOT / "matrix.yaml")
 
 
 def test_the_same_events_are_reproduced() -> None:
@@ -125,7 +146,7 @@ def test_a_timeout_that_is_no_time_is_a_usage_error(minutes: str) -> None:
 
 
 def test_cuda_without_a_gpu_is_refused_before_anything_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toto_compat.runtimes.command.find_gpus", tuple)
+    monkeypatch.setattr("toto_compat.runtimes.device.find_gpus", tuple)
     monkeypatch.setattr("toto_compat.repro.command.reproduce", lambda *_: pytest.fail("it was run"))
     arguments = [str(INCIDENT), "--device", "cuda", "--matrix", str(ROOT / "matrix.yaml")]
     run = CliRunner().invoke(repro_command, arguments)

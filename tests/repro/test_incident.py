@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.errors import InputError
-from toto_compat.observe.events import Event, EventKind, Severity
 from toto_compat.repro.incident import (
     ExpectedEvent,
     Incident,

@@ -1,19 +1,5 @@
-"""An engine for the tests marked `docker`; without one they are skipped, with the command that starts one."""
+"""The tests here share one connection to the engine."""
 
-from collections.abc import Iterator
+from tests.environments.engine_client import client
 
-import docker
-import pytest
-
-from tests.runtimes.containers import why_no_engine
-from toto_compat.runtimes.engine import open_client
-
-
-@pytest.fixture(scope="session")
-def client() -> Iterator[docker.DockerClient]:
-    reason = why_no_engine()
-    if reason:
-        pytest.skip(reason)
-    opened = open_client()
-    yield opened
-    opened.close()
+__all__ = ["client"]

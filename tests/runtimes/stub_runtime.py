@@ -4,10 +4,11 @@ import json
 import sys
 from pathlib import Path
 
+from toto_compat import workflow
+from toto_compat.contract.request import Device, Environment, Limits
 from toto_compat.errors import EnvironmentBuildError
-from toto_compat.matrix.schema import Environment
-from toto_compat.runtimes import command
 from toto_compat.runtimes.seam import OnLine, PreparedEnvironment
+from toto_compat.runtimes.source import CellSource
 from toto_compat.runtimes.venv import VenvRuntime
 
 STUB_CELL = Path(__file__).with_name("stub_cell.py")
@@ -26,19 +27,6 @@ profiles:
   quick: {iterations: 1, workload: quick, suites: [recompile, equivalence]}
 workloads:
   quick: {}
-gates:
-  equivalence: {max: 1}
-  determinism: {max: 0}
-  mae_sigma: {max: 0.01}
-  compile_active: {min: 1}
-  recompile_limit: {max: 0}
-  recompiles: {max: 0}
-  recompiles_total: {max: 9}
-  graph_breaks: {max: 0}
-  cudagraphs: {max: 0}
-  speedup: {min: 2}
-  latency_stability: {max: 0.5}
-  memory: {max: 1.5}
 """
 
 
@@ -46,10 +34,14 @@ class StubRuntime(VenvRuntime):
     """Environments named in `broken` cannot be built; `behaviour` is one word for all cells or a word per cache."""
 
     def __init__(
-        self, behaviour: str | dict[str, str] = "measure", broken: tuple[str, ...] = (), lock: str = "lock"
+        self,
+        behaviour: str | dict[str, str] = "measure",
+        broken: tuple[str, ...] = (),
+        lock: str = "lock",
+        source: CellSource | None = None,
     ) -> None:
         told = behaviour if isinstance(behaviour, str) else json.dumps(behaviour)
-        super().__init__(Path("/nowhere"), "source", command=(str(STUB_CELL), told))
+        super().__init__(source or CellSource(), limits=Limits(), device=Device.CPU, command=(str(STUB_CELL), told))
         self.broken = broken
         self.lock = lock
 
@@ -72,7 +64,7 @@ def prepared(name: str, environment: Environment, lock: str = "lock") -> Prepare
 if __name__ == "__main__":
     # a whole run in a process of its own, for the tests that interrupt or kill it
     runtime = StubRuntime(json.loads(sys.argv.pop(1)))
-    command.choose_runtime = lambda *_: runtime
+    setattr(workflow, "open_runtime", lambda *_, **__: runtime)  # noqa: B010 - not exported from there
     from toto_compat.cli import main
 
     main()

@@ -7,10 +7,18 @@ import pytest
 
 from tests.runtimes.stub_runtime import StubRuntime, prepared
 from tests.verdict.sample_cells import cell_request
-from toto_compat.evidence.schema import CellRequest, CellResult, Provenance
-from toto_compat.matrix.schema import Device, Limits, Suite
+from toto_compat.contract.request import CellRequest, Device, Limits
+from toto_compat.contract.result import CellResult, Provenance
+from toto_compat.contract.suites import Suite
+from toto_compat.matrix.request import cell_variables
 from toto_compat.runtimes import cell_process
-from toto_compat.runtimes.cell_process import LOG_FILE, RESULT_FILE, ProcessEnd, bytes_of, collect_result
+from toto_compat.runtimes.cell_process import LOG_FILE, RESULT_FILE, ProcessEnd, collect_result
+from toto_compat.runtimes.source import CellSource
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def request(*, minutes: float = 5, memory: str = "8g", device: Device = Device.CPU) -> CellRequest:
@@ -18,7 +26,9 @@ def request(*, minutes: float = 5, memory: str = "8g", device: Device = Device.C
     profile = plain.profile.model_copy(
         update={"timeout_minutes": minutes, "suites": (Suite.RECOMPILE, Suite.EQUIVALENCE)}
     )
-    return plain.model_copy(update={"profile": profile, "limits": Limits(memory=memory), "device": device})
+    limits = Limits(memory=memory)
+    variables = cell_variables(limits, device)
+    return plain.model_copy(update={"profile": profile, "limits": limits, "device": device, "variables": variables})
 
 
 def run(
@@ -27,7 +37,7 @@ def run(
     asked = asked or request()
     lines: list[str] = []
     runtime = runtime or StubRuntime(behaviour)
-    environment = prepared(asked.environment_name, asked.environment)
+    environment = prepared(asked.cell.environment, asked.environment)
     return runtime.run_cell(environment, asked, folder, lines.append, gpu=options.get("gpu")), lines
 
 
@@ -42,11 +52,8 @@ def test_a_measured_cell_is_returned_with_lock_runtime_and_source(tmp_path: Path
     result, lines = run("measure", tmp_path)
     assert result.failure is None
     assert set(result.evidence) == {Suite.RECOMPILE, Suite.EQUIVALENCE}
-    assert (result.provenance.lock, result.provenance.runtime, result.provenance.source_hash) == (
-        "lock",
-        "venv",
-        "source",
-    )
+    known = result.provenance
+    assert (known.lock, known.runtime, known.source_hash) == ("lock", "venv", CellSource().hash)
     assert "::suite recompile start" in lines
     assert "an ordinary line" in (tmp_path / LOG_FILE).read_text()
 
@@ -143,7 +150,7 @@ def test_stop_ends_running_cells_and_lets_none_start(tmp_path: Path) -> None:
 
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
-    environment = prepared(asked.environment_name, asked.environment)
+    environment = prepared(asked.cell.environment, asked.environment)
     for name in ("first", "second"):
         result = runtime.run_cell(environment, asked, tmp_path / name, on_line)
         assert result.failure is not None
@@ -165,7 +172,7 @@ def test_nothing_of_the_users_shell_reaches_a_cell(tmp_path: Path, monkeypatch: 
     assert leaked == set()
     assert found["OMP_NUM_THREADS"] == "1"
     assert found["HOME"] == str(tmp_path / "home")
-    assert found["PYTHONPATH"] == "/nowhere"
+    assert found["PYTHONPATH"] == str(CellSource().folder)
 
 
 def test_a_cuda_build_on_the_cpu_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +183,3 @@ def test_a_cuda_build_on_the_cpu_sees_no_gpu(tmp_path: Path, monkeypatch: pytest
 def test_a_cuda_cell_sees_the_one_gpu_it_was_given(tmp_path: Path) -> None:
     result, _ = run("environment", tmp_path, request(device=Device.CUDA), gpu="1")
     assert seen_environment(result)["CUDA_VISIBLE_DEVICES"] == "1"
-
-
-def test_sizes_are_read_as_containers_read_them() -> None:
-    assert (bytes_of("512m"), bytes_of("8g")) == (2**29, 2**33)

@@ -1,84 +1,87 @@
-"""The container runtime: what a cell's request looks like inside, and what its end means."""
+"""The container runtime: what a request looks like inside, what a build takes, and that every end is a result."""
 
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import docker
 import pytest
 
+from tests.environments.small_project import REPOSITORY, SMALL, SMALL_ENVIRONMENT, make_small_project
 from tests.runtimes import stub_cell
-from tests.runtimes.containers import SMALL, SMALL_ENVIRONMENT, SMALL_LIMITS, make_small_project
-from tests.verdict.sample_cells import GATES
-from toto_compat.errors import EnvironmentBuildError
-from toto_compat.evidence.schema import (
+from tests.runtimes.containers import SMALL_LIMITS, small_image
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.request import (
     CacheRequest,
+    CellProfile,
     CellRequest,
-    CellResult,
-    Failure,
-    Outcome,
-    Provenance,
-    SuiteEvidence,
+    CsvSeries,
+    Device,
+    Environment,
+    Workload,
 )
-from toto_compat.matrix.schema import CsvSeries, Device, Environment, Limits, Profile, Suite, Workload
-from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE, RESULT_FILE, ProcessEnd
-from toto_compat.runtimes.docker import (
-    CpuShares,
-    DockerRuntime,
-    Probed,
-    as_seen_inside,
-    blame_probe,
-    check_answer,
-    judge_end,
-)
-from toto_compat.runtimes.docker_image import ensure_image
-from toto_compat.runtimes.docker_run import CELL_FOLDER, ContainerEnd, ContainerJob, mounts_of
-from toto_compat.runtimes.engine import EngineFacts
+from toto_compat.contract.result import CellResult
+from toto_compat.contract.suites import Suite
+from toto_compat.environments.leftovers import RUNNER_LABEL, runner_label
+from toto_compat.environments.locks import read_lock
+from toto_compat.errors import EnvironmentBuildError
+from toto_compat.evidence.store import CellStore
+from toto_compat.matrix.load import load_matrix
+from toto_compat.matrix.request import cell_variables
+from toto_compat.runtimes import docker as docker_module
+from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE, RESULT_FILE
+from toto_compat.runtimes.container_files import mounts_of
+from toto_compat.runtimes.container_options import CELL_FOLDER, ContainerJob
+from toto_compat.runtimes.docker import DockerRuntime, as_seen_inside
+from toto_compat.runtimes.machine import Gpu
+from toto_compat.runtimes.plan import PlannedCell, make_plan, plan_text
+from toto_compat.runtimes.probing import Answer, Probed
 from toto_compat.runtimes.seam import PreparedEnvironment
-from toto_compat.verdict.gates import Status, judge
+from toto_compat.runtimes.source import CellSource
 
-CPU = Environment(torch="2.13.0", build="cpu")
-CUDA = Environment(torch="2.13.0", build="cu130")
-PROFILE = Profile(iterations=1, workload="tiny", suites=(Suite.RECOMPILE,), timeout_minutes=2)
+PROFILE = CellProfile(iterations=1, suites=(Suite.RECOMPILE,), timeout_minutes=2)
 
 
 def request_of(**changes: Any) -> CellRequest:
     fields: dict[str, Any] = {
-        "cell": f"{SMALL}/upstream/default",
-        "environment_name": SMALL,
+        "cell": CellName.of(SMALL, "upstream", "default"),
         "environment": SMALL_ENVIRONMENT,
         "cache": CacheRequest(name="upstream", source="builtin"),
-        "mode": "default",
         "device": Device.CPU,
         "profile_name": "quick",
         "profile": PROFILE,
         "workload": Workload(),
         "limits": SMALL_LIMITS,
-        "work_folder": "",
+        "variables": cell_variables(SMALL_LIMITS, Device.CPU),
     }
     return CellRequest(**{**fields, **changes})
-
-
-def result_of(request: CellRequest, failure: Failure | None = None) -> CellResult:
-    return CellResult(cell=request.cell, request=request, provenance=Provenance(), failure=failure)
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_users_files_are_seen_under_paths_of_the_container(tmp_path: Path) -> None:
+def test_a_users_files_are_seen_under_paths_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "staged"))
     request = request_of(
         cache=CacheRequest(name="mine", source=f"{tmp_path}/mine.py:Cache"),
         csv=CsvSeries(path=f"{tmp_path}/prices.csv", time_column="t", value_columns=("v",)),
         checkpoint_folder=f"{tmp_path}/weights",
     )
+    (tmp_path / "mine.py").write_text("import tricks\n")
+    (tmp_path / "tricks.py").write_text("")
+    (tmp_path / "secret.py").write_text("")
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "config.json").write_text("{}")
     inside, inputs = as_seen_inside(request, copy=False)
     assert inside.work_folder == f"{CELL_FOLDER}/work"
-    assert inside.cache.source == f"{inputs[tmp_path / 'mine.py']}:Cache"
+    file, _, class_name = inside.cache.source.rpartition(":")
+    assert class_name == "Cache"
+    mounted = {there: here for here, there in inputs.items()}
+    assert mounted[file].read_text() == "import tricks\n"
+    assert str(Path(file).with_name("tricks.py")) in mounted  # what it imports comes along, and nothing else
+    assert not any("secret" in there for there in mounted)
     assert inside.csv is not None
     assert inside.csv.path == inputs[tmp_path / "prices.csv"]
     assert inputs[tmp_path / "weights" / "config.json"] == f"{inside.checkpoint_folder}/config.json"
@@ -114,160 +117,37 @@ def test_a_copied_lock_would_be_none_so_there_is_none(tmp_path: Path) -> None:
     assert inputs == {}
 
 
-# --- ends -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_child_killed_for_memory_spoils_a_cell_that_went_on() -> None:
-    request = request_of()
-    judged = judge_end(result_of(request), ContainerEnd(ProcessEnd(code=0), out_of_memory=True), request)
-    assert judged.failure is not None
-    assert judged.failure.kind == "out_of_memory"
-    assert "limits.memory" in judged.failure.message
-
-
-def test_a_hang_after_a_child_was_killed_for_memory_is_told_as_out_of_memory() -> None:
-    request = request_of()
-    hang = result_of(request, Failure(kind="timeout", message="no end after 30 minutes"))
-    judged = judge_end(hang, ContainerEnd(ProcessEnd(code=137, timed_out=True), out_of_memory=True), request)
-    assert judged.failure is not None
-    assert judged.failure.kind == "out_of_memory"
-    assert "no end after 30 minutes" in judged.failure.message
-
-
-@pytest.mark.parametrize("kind", ["out_of_memory", "interrupted"])
-def test_what_is_already_known_about_the_end_is_kept(kind: Literal["out_of_memory", "interrupted"]) -> None:
-    request = request_of()
-    own = Failure(kind=kind, message="as the cell said")
-    judged = judge_end(result_of(request, own), ContainerEnd(ProcessEnd(code=137), out_of_memory=True), request)
-    assert judged.failure == own
-
-
-def test_a_forecast_that_raised_after_a_child_was_killed_for_memory_decides_nothing() -> None:
-    request = request_of()
-    raised = SuiteEvidence(
-        suite=Suite.RECOMPILE,
-        outcome=Outcome.MODEL_FAILED,
-        failure=Failure(kind="exception", message="A compilation subprocess exited unexpectedly"),
-    )
-    result = result_of(request).model_copy(update={"evidence": {Suite.RECOMPILE: raised}})
-    assert judge(result, GATES).verdict is Status.FAIL
-    judged = judge_end(result, ContainerEnd(ProcessEnd(code=0), out_of_memory=True), request)
-    found = judged.evidence[Suite.RECOMPILE]
-    assert found.outcome is Outcome.ERROR
-    assert found.failure is not None
-    assert found.failure.kind == "out_of_memory"
-    assert "exited unexpectedly" in found.failure.message
-    assert judge(judged, GATES).verdict is Status.INCONCLUSIVE
-    assert judge_end(result, ContainerEnd(ProcessEnd(code=0)), request) == result
-
-
-def test_a_lost_engine_is_an_error_of_the_environment() -> None:
-    request = request_of()
-    judged = judge_end(result_of(request), ContainerEnd(ProcessEnd(code=-1), lost="the engine went away"), request)
-    assert judged.failure is not None
-    assert judged.failure.kind == "environment"
-
-
-# --- the probe's answer -----------------------------------------------------------------------------------------------
-
-
-def answer_of(failed: dict[str, str] | None = None, **torch: Any) -> dict[str, Any]:
-    found = {"version": "2.13.0+cpu", "cuda": None, "architectures": [], "cuda_available": False, **torch}
-    return {"ok": {"torch": found}, "failed": failed or {}}
-
-
-def test_a_probe_that_worked_says_nothing() -> None:
-    check_answer("e", CPU, Device.CPU, answer_of())
-
-
-@pytest.mark.parametrize(
-    ("error", "advice"),
-    [
-        ("ImportError: failed to map segment from shared object", "not executable"),
-        ("OSError: [Errno 28] No space left on device", "limits.tmp"),
-        ("RuntimeError: can't start new thread", "limits.pids"),
-        ("RuntimeError: unable to open shared memory object", "limits.shm"),
-        ("ValueError: something new", "toto-compat shell e"),
-    ],
-)
-def test_a_failed_check_names_the_option_to_relax(error: str, advice: str) -> None:
-    with pytest.raises(EnvironmentBuildError, match="'compiled kernel' fails") as caught:
-        check_answer("e", CPU, Device.CPU, answer_of({"compiled_kernel": error}))
-    assert advice in caught.value.hint
-
-
-def test_another_torch_than_the_locked_one_is_noticed() -> None:
-    with pytest.raises(EnvironmentBuildError, match=r"its image has torch 2\.12\.0"):
-        check_answer("e", CPU, Device.CPU, answer_of(version="2.12.0"))
-
-
-def test_a_gpu_handed_out_but_not_seen_is_no_fault_of_a_cache() -> None:
-    with pytest.raises(EnvironmentBuildError, match="sees no GPU"):
-        check_answer("e", CUDA, Device.CUDA, answer_of(version="2.13.0", cuda="13.0"))
-
-
-def test_a_gpu_without_kernels_in_the_wheel_is_no_fault_of_a_cache() -> None:
-    seen: dict[str, Any] = {
-        "cuda_available": True,
-        "architectures": ["sm_90"],
-        "architecture": "sm_120",
-        "gpu": "RTX 5090",
-    }
-    with pytest.raises(EnvironmentBuildError, match="no kernels for RTX 5090"):
-        check_answer("e", CUDA, Device.CUDA, answer_of(version="2.13.0", **seen))
-
-
-def test_a_probe_without_an_answer_is_blamed_on_what_ended_it() -> None:
-    assert (
-        "ran out of memory at 8g"
-        in blame_probe("e", ContainerEnd(ProcessEnd(137), out_of_memory=True), Limits()).message
-    )
-    assert "did not finish" in blame_probe("e", ContainerEnd(ProcessEnd(137, timed_out=True)), Limits()).message
-    crash = blame_probe("e", ContainerEnd(ProcessEnd(127, last_lines=("no such file",))), Limits())
-    assert "no such file" in crash.message
-
-
-# --- processors -------------------------------------------------------------------------------------------------------
-
-
-def test_cells_at_the_same_time_get_different_processors() -> None:
-    facts = EngineFacts("1", 4, 0, (), (), "", None)
-    shares = CpuShares(facts, local=False)
-    with shares.taken(2) as first, shares.taken(2) as second:
-        assert (first, second) == ("0,1", "2,3")
-    with shares.taken(3) as again:
-        assert again == "0,1,2"
-
-
-def test_a_machine_with_fewer_processors_gives_what_it_has() -> None:
-    with CpuShares(EngineFacts("1", 1, 0, (), (), "", None), local=False).taken(8) as cpuset:
-        assert cpuset == "0"
-
-
 # --- a cell that does not measure, in a real container ----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def stub(client: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """The small image, and a source folder whose `toto_compat.cell` behaves as told."""
+    """The small image, and a source folder with a cell that behaves as told."""
     folder = tmp_path_factory.mktemp("stub")
-    with pytest.MonkeyPatch.context() as patch:
-        make_small_project(folder, patch, note=str(folder))
-        _, built = ensure_image(client, SMALL, SMALL_ENVIRONMENT, lambda _: None)
     source = folder / "source"
     source.mkdir()
     shutil.copyfile(stub_cell.__file__, source / "stub_cell.py")
-    yield source, str(built.id)
-    client.images.remove(str(built.id), force=True)
+    with small_image(client, folder) as image:
+        yield source, image
+
+
+def source_of(folder: Path) -> CellSource:
+    source = CellSource()
+    source._folder, source.hash = folder, "hash"
+    return source
+
+
+def runtime_of(folder: Path, **options: Any) -> DockerRuntime:
+    return DockerRuntime(source_of(folder), **{"limits": SMALL_LIMITS, "device": Device.CPU, **options})
 
 
 def run_stub(stub: tuple[Path, str], folder: Path, behaviour: str, *, copy: bool = False) -> CellResult:
     # a stub that lost its child to the memory limit waits for the timeout; the others end by themselves
     profile = PROFILE.model_copy(update={"timeout_minutes": 0.4}) if behaviour == "memory" else PROFILE
     source, image = stub
-    runtime = DockerRuntime(source, "hash", ("-m", "stub_cell", behaviour), limits=SMALL_LIMITS)
+    runtime = runtime_of(source, command=("-m", "stub_cell", behaviour))
     # the small image has no torch to probe: what the probe would find is put in its place
-    runtime._images["lock"], runtime._probed["lock"] = image, Probed(copy, {})
+    runtime._images["lock"], runtime._probed["lock"] = image, Probed(answer=Answer(), copied=copy)
     prepared = PreparedEnvironment(SMALL, SMALL_ENVIRONMENT, "docker", "/opt/venv/bin/python", "lock")
     cell = folder / "cell"
     cell.mkdir()
@@ -280,7 +160,8 @@ def test_a_cells_result_comes_out_of_the_container(stub: tuple[Path, str], tmp_p
     result = run_stub(stub, tmp_path, "measure", copy=copy)
     assert result.failure is None
     assert set(result.evidence) == {Suite.RECOMPILE}
-    assert (result.provenance.runtime, result.provenance.lock) == ("docker", "lock")
+    known = result.provenance
+    assert (known.runtime, known.lock, known.image, known.source_hash) == ("docker", "lock", stub[1], "hash")
     assert result.request == request_of()  # as asked, not with the container's paths
 
 
@@ -336,9 +217,8 @@ def test_a_probe_that_the_engine_refuses_is_an_error_of_its_environment_alone(
 ) -> None:
     monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path))
     source, _ = stub
-    runtime = DockerRuntime(source, "hash", limits=SMALL_LIMITS)
     with pytest.raises(EnvironmentBuildError, match=f"{SMALL}: the engine refuses a container"):
-        runtime.probe(SMALL, SMALL_ENVIRONMENT, "toto-compat/nobody-has-this:1", Device.CPU, lambda _: None)
+        runtime_of(source).probe(SMALL, SMALL_ENVIRONMENT, "toto-compat/nobody-has-this:1", Device.CPU, lambda _: None)
 
 
 @pytest.mark.docker
@@ -346,6 +226,95 @@ def test_an_environment_without_a_lock_is_told_before_anything_is_built(
     client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_small_project(tmp_path / "docker", monkeypatch)
-    runtime = DockerRuntime(tmp_path, "hash", limits=SMALL_LIMITS)
+    runtime = runtime_of(tmp_path)
     assert runtime.obstacle(SMALL, SMALL_ENVIRONMENT) == ""
     assert "torch-9.9.8-cpu has no lock" in runtime.obstacle("torch-9.9.8-cpu", SMALL_ENVIRONMENT)
+
+
+@pytest.mark.docker
+def test_a_cell_gets_what_the_runtime_knows_in_its_request_and_not_in_variables(
+    stub: tuple[Path, str], tmp_path: Path
+) -> None:
+    result = run_stub(stub, tmp_path, "environment")
+    variables = result.evidence[Suite.RECOMPILE].details["environment"]
+    assert cell_variables(SMALL_LIMITS, Device.CPU).items() <= variables.items()
+    assert not any(name.startswith("TOTO_COMPAT") for name in variables)
+    handed_over = json.loads((tmp_path / "cell" / INSIDE / "request.json").read_text())
+    assert handed_over["origin"] == {"runtime": "docker", "lock": "lock", "image": stub[1], "source_hash": "hash"}
+
+
+@pytest.mark.docker
+def test_an_environment_whose_probe_fails_names_the_check(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The small image's torch is an empty package."""
+    with small_image(client, tmp_path):
+        make_small_project(tmp_path, monkeypatch, note=str(tmp_path))
+        with pytest.raises(EnvironmentBuildError, match=f"{SMALL}: the check 'torch' fails"):
+            runtime_of(tmp_path).prepare(SMALL, SMALL_ENVIRONMENT, lambda _: None)
+
+
+# --- opening and asking change nothing --------------------------------------------------------------------------------
+
+
+@pytest.mark.docker
+def test_leftovers_are_removed_when_something_is_built_and_not_before(
+    client: docker.DockerClient, stub: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, pid, _, namespace = runner_label().split(":", 3)
+    make_small_project(tmp_path, monkeypatch, note=str(stub[0].parent))
+    left = client.containers.create(stub[1], ["true"], labels={RUNNER_LABEL: f"{host}:{pid}:1:{namespace}"})
+
+    def is_left() -> bool:
+        return any(one.id == left.id for one in client.containers.list(all=True, ignore_removed=True))
+
+    runtime = runtime_of(tmp_path)
+    runtime.lock_of(SMALL, SMALL_ENVIRONMENT)
+    runtime.obstacle(SMALL, SMALL_ENVIRONMENT)
+    runtime.needs(SMALL, SMALL_ENVIRONMENT)
+    assert is_left()
+    runtime.build(SMALL, SMALL_ENVIRONMENT, lambda _: None)
+    assert not is_left()
+
+
+@pytest.mark.docker
+def test_the_plan_shows_what_the_lock_takes_and_not_what_a_virtualenv_would(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path))  # no wheel is here
+    name = "torch-2.9.0-cu128"
+    environment = load_matrix(REPOSITORY / "matrix.yaml").environments[name]
+    lock = read_lock(name, environment)
+    runtime = runtime_of(tmp_path)
+    needs = runtime.needs(name, environment)
+    assert needs.download_bytes == lock.download_bytes
+    assert needs.disk_bytes == 2 * 10**9 + 6 * lock.download_bytes
+    monkeypatch.setattr(DockerRuntime, "lock_of", lambda *_: None)  # whatever was built on this machine
+    request = request_of(cell=CellName.of(name, "upstream", "default"), environment=environment)
+    plan = make_plan([PlannedCell(request, "", None)], runtime, CellStore(tmp_path), jobs=1, device=Device.CPU)
+    assert f"downloads about {lock.download_bytes / 1e9:.1f} GB" in plan_text(plan)
+
+
+@pytest.mark.docker
+def test_wheels_that_are_here_need_no_download_and_a_missing_lock_gives_a_rough_figure(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_small_project(tmp_path, monkeypatch)
+    runtime = runtime_of(tmp_path)
+    assert runtime.needs(SMALL, SMALL_ENVIRONMENT).download_bytes == 0
+    assert runtime.needs("torch-9.9.8-cpu", SMALL_ENVIRONMENT).download_bytes > 10**8
+    assert runtime.build_log(SMALL, SMALL_ENVIRONMENT).name == f"{SMALL}.log"
+
+
+@pytest.mark.docker
+def test_a_gpu_that_cannot_work_is_an_obstacle_and_stops_before_a_build(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = Environment(torch="2.9.0", build="cu128", gpu_architectures=("sm_90",))
+    runtime = runtime_of(tmp_path, device=Device.CUDA)
+    monkeypatch.setattr(docker_module, "read_lock", lambda *_: None)
+    monkeypatch.setattr(docker_module, "check_hands_out_gpus", lambda *_: None)
+    monkeypatch.setattr(docker_module, "find_gpus", lambda: (Gpu("0", "Tesla V100", "581.10", "sm_70"),))
+    assert "no kernels for Tesla V100" in runtime.obstacle("torch-2.9.0-cu128", cuda)
+    with pytest.raises(EnvironmentBuildError, match="no kernels for Tesla V100"):
+        runtime.prepare("torch-2.9.0-cu128", cuda, lambda _: None)

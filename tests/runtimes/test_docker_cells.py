@@ -14,10 +14,10 @@ from typing import Any
 import docker
 import pytest
 
+from toto_compat.contract.result import Outcome
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import ExitCode
-from toto_compat.evidence.schema import Outcome
 from toto_compat.evidence.store import Run, StoredCell, load_run
-from toto_compat.matrix.schema import Suite
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.runtimes.stub_runtime import StubRuntime, prepared
 from tests.verdict.sample_cells import cell_request, provenance
-from toto_compat.evidence.schema import CellResult
+from toto_compat.contract.result import CellResult
 from toto_compat.runtimes import local
 from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE
 from toto_compat.runtimes.local import ReadyCell, run_cells
@@ -36,7 +36,7 @@ def kept_log(scratch: Path, leave: Callable[[Path], None]) -> str:
     logs: list[str] = []
     request = cell_request()
     run_cells(
-        [ReadyCell(request, prepared(request.environment_name, request.environment))],
+        [ReadyCell(request, prepared(request.cell.environment, request.environment))],
         LeavesFiles(leave),
         jobs=1,
         gpus=[],

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from toto_compat.evidence.schema import Failure
+from toto_compat.contract.result import Failure
 from toto_compat.runtimes.progress import LiveProgress, PlainProgress, parse_suite_line
 
 CELL = "torch-2.13.0-cpu/upstream/default"

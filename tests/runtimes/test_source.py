@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from toto_compat.errors import StorageError
-from toto_compat.runtimes.source import PACKAGE, cache_folder, hash_source, source_files, stage_source
+from toto_compat.evidence.files import cache_folder
+from toto_compat.runtimes.source import PACKAGE, hash_source, source_files, stage_source
 
 
 def small_package(folder: Path) -> Path:
     package = folder / "toto_compat"
-    (package / "suites").mkdir(parents=True)
+    (package / "cell").mkdir(parents=True)
     (package / "report").mkdir()
     (package / "__init__.py").write_text("")
-    (package / "suites" / "speed.py").write_text("A = 1\n")
+    (package / "errors.py").write_text("")
+    (package / "cell" / "run.py").write_text("A = 1\n")
     (package / "report" / "table.py").write_text("B = 1\n")
     return package
 
@@ -24,8 +26,8 @@ def small_package(folder: Path) -> Path:
 def test_an_edit_after_staging_changes_nothing_in_the_copy(tmp_path: Path) -> None:
     package = small_package(tmp_path)
     staged, before = stage_source(package, tmp_path / "cache")
-    (package / "suites" / "speed.py").write_text("A = 2\n")
-    assert (staged / "toto_compat" / "suites" / "speed.py").read_text() == "A = 1\n"
+    (package / "cell" / "run.py").write_text("A = 2\n")
+    assert (staged / "toto_compat" / "cell" / "run.py").read_text() == "A = 1\n"
     again, after = stage_source(package, tmp_path / "cache")
     assert again != staged
     assert before != after
@@ -48,11 +50,11 @@ def test_the_staged_cell_imports_on_its_own(tmp_path: Path) -> None:
     """Whatever the cell imports is staged: the host side is not there to fall back on."""
     staged, _ = stage_source(cache=tmp_path)
     environment = {"PYTHONPATH": str(staged), "PATH": os.environ["PATH"]}
-    command = [sys.executable, "-c", "import toto_compat.cell; print(toto_compat.cell.__file__)"]
+    command = [sys.executable, "-c", "import toto_compat.cell.run as run; print(run.__file__)"]
     shown = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith(str(staged))
-    assert not any(path.name == "cli.py" for path in source_files(PACKAGE))
+    assert not any(path.name in ("cli.py", "workflow.py", "gates.py") for path in source_files(PACKAGE))
 
 
 def test_a_cache_folder_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,209 +1,196 @@
-"""Virtualenvs are built by the real pip from a tiny local wheelhouse: whole or not there, and what was asked for."""
+"""The virtualenv runtime checks what it will run on, and hands a cell no more than its request."""
 
-import os
-import shutil
-import subprocess
+import json
 import sys
-import threading
-import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.runtimes.stub_runtime import STUB_CELL
+from tests.verdict.sample_cells import cell_request
+from toto_compat.contract.request import CacheRequest, CellProfile, Device, Environment, Limits
+from toto_compat.contract.result import CellResult
+from toto_compat.contract.suites import Suite
+from toto_compat.environments.virtualenv import Virtualenv
 from toto_compat.errors import EnvironmentBuildError
-from toto_compat.matrix.schema import Environment
-from toto_compat.runtimes.requirements import requirements_of
-from toto_compat.runtimes.venv import _check_versions, build_venv, index_answers, read_built, venv_folder
+from toto_compat.matrix.request import cell_variables
+from toto_compat.runtimes import venv
+from toto_compat.runtimes.machine import Gpu
+from toto_compat.runtimes.seam import PreparedEnvironment
+from toto_compat.runtimes.source import CellSource
+from toto_compat.runtimes.venv import VenvRuntime
 
-PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-ENVIRONMENT = Environment(torch="2.13.0", build="cpu", python=PYTHON, pins={"einops": "0.8.1", "numpy": "2.1.3"})
-NAME = "torch-2.13.0-cpu"
-TORCH = "class _T:\n    def numpy(self): return self\ndef zeros(n): return _T()\n__version__ = '{version}'\n"
-
-
-def add_wheel(folder: Path, name: str, version: str, files: dict[str, str] | None = None, requires: str = "") -> None:
-    """A wheel is a zip file with three lines of metadata."""
-    stem = f"{name.replace('-', '_')}-{version}"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    metadata += f"Requires-Dist: {requires}\n" if requires else ""
-    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
-        for path, text in (files or {}).items():
-            wheel.writestr(path, text)
-        wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
-        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+NAME = "torch-2.13.0-cu130"
+CUDA = Environment(torch="2.13.0", build="cu130", gpu_architectures=("sm_75", "sm_120"))
+CPU = Environment(torch="2.13.0", build="cpu")
+V100 = Gpu("0", "Tesla V100", "581.10", "sm_70")
+OLD_DRIVER = Gpu("0", "NVIDIA GeForce RTX 5090", "570.86.16", "sm_120")
 
 
-def add_torch(folder: Path, version: str, cuda: str | None = None) -> None:
-    files = {"torch/__init__.py": "from torch import version\n" + TORCH.format(version=version)}
-    add_wheel(folder, "torch", version, files | {"torch/version.py": f"cuda = {cuda!r}\n"})
-
-
-@pytest.fixture
-def wheelhouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An index of stand-ins, and pip told to look nowhere else."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    add_torch(folder, "2.13.0+cpu")
-    toto = {f"toto/{path}.py": "" for path in ("__init__", "model/__init__", "model/toto", "inference/__init__")}
-    add_wheel(folder, "toto-ts", "0.2.0", toto | {"toto/inference/forecaster.py": ""}, requires="torch==2.7.0")
-    for requirement in requirements_of(ENVIRONMENT).others:
-        name, _, version = requirement.replace("<", "==").replace(">=", "==").partition("==")
-        module = {"numpy/__init__.py": ""} if name == "numpy" else {}
-        add_wheel(folder, name, version.strip("=") or "1.0", module)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(folder))
     return folder
 
 
-def left_in(tmp_path: Path) -> list[str]:
-    """What lies in the folder of virtualenvs besides logs and locks."""
-    found = (tmp_path / "cache" / "venvs").iterdir()
-    return sorted(path.name for path in found if path.suffix not in (".log", ".lock"))
+def runtime_of(device: Device = Device.CPU, behaviour: str = "measure") -> VenvRuntime:
+    return VenvRuntime(CellSource(), limits=Limits(), device=device, command=(str(STUB_CELL), behaviour))
 
 
-def test_a_virtualenv_is_built_once_found_again_and_built_anew_if_somebody_changed_it(
-    wheelhouse: Path, tmp_path: Path
-) -> None:
-    environment = ENVIRONMENT.model_copy(update={"index": "http://127.0.0.1:9/whl/cpu"})
-    folder = venv_folder(NAME, environment)
-    (folder.parent / f".building-{folder.name}-of-a-killed-builder" / "bin").mkdir(parents=True)
-    said: list[str] = []
-    first = build_venv(NAME, environment, said.append)
-    assert f"{NAME}: http://127.0.0.1:9/whl/cpu does not answer, taking your own pip index" in said
-    assert "torch 2.13.0+cpu ready" in said[-1]
-    assert left_in(tmp_path) == [folder.name]
-    assert "einops==0.8.1" in (folder / "lock.txt").read_text()
-    script = (folder / "bin" / "pip").read_text()
-    assert f"{folder}/bin/python" in script
-    assert ".building-" not in script
-
-    said.clear()
-    assert build_venv(NAME, environment, said.append) == first
-    assert said == []
-
-    add_wheel(wheelhouse, "einops", "0.9.9")
-    subprocess.run([first.python, "-m", "pip", "install", "-q", "einops==0.9.9"], check=True)
-    second = build_venv(NAME, environment, said.append)
-    assert "changed or is damaged" in said[0]
-    assert second.lock == first.lock
+def built_with(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virtualenv that is there already, with a shell script for an interpreter."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(venv, "build_venv", lambda *_: Virtualenv(folder, "lock"))
 
 
-def test_another_specification_is_another_folder(tmp_path: Path) -> None:
-    changes: tuple[dict[str, object], ...] = (
-        {"pins": {}},
-        {"index": "https://example.org"},
-        {"build": "cu128"},
-        {"xformers": "0.0.30"},
-    )
-    others = [ENVIRONMENT.model_copy(update=change) for change in changes]
-    folders = {venv_folder(NAME, environment, tmp_path) for environment in (ENVIRONMENT, *others)}
-    assert len(folders) == len(others) + 1
-    # where the container comes from changes nothing in a virtualenv
-    image = ENVIRONMENT.model_copy(update={"base_image": "debian"})
-    assert venv_folder(NAME, image, tmp_path) == venv_folder(NAME, ENVIRONMENT, tmp_path)
-
-
-def test_torch_that_does_not_install_leaves_nothing_but_the_log(wheelhouse: Path, tmp_path: Path) -> None:
-    for wheel in wheelhouse.glob("torch-*"):
-        wheel.unlink()
-    with pytest.raises(EnvironmentBuildError, match=r"No matching distribution found for torch==2\.13\.0") as caught:
-        build_venv(NAME, ENVIRONMENT, lambda _: None)
-    log = next((tmp_path / "cache" / "venvs").glob("*.log"))
-    assert str(log) in caught.value.hint
-    assert "No matching distribution" in log.read_text()
-    assert left_in(tmp_path) == []
-
-
-def test_a_pin_that_wants_another_torch_is_refused(wheelhouse: Path, tmp_path: Path) -> None:
-    add_torch(wheelhouse, "2.7.0")
-    add_wheel(wheelhouse, "einops", "0.8.1", requires="torch==2.7.0")
-    with pytest.raises(EnvironmentBuildError, match="installing what toto-ts needs failed"):
-        build_venv(NAME, ENVIRONMENT, lambda _: None)
-    assert left_in(tmp_path) == []
-
-
-def installed(**changes: str | None) -> dict[str, object]:
-    versions = {"einops": "0.8.1", "numpy": "2.1.3", "toto_ts": "0.2.0"} | changes
-    return {"torch": changes.get("torch") or "2.13.0+cu128", "cuda": changes.get("cuda", "12.8"), "versions": versions}
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("found", "says"),
+    ("gpus", "says"),
     [
-        ({"torch": "2.7.0"}, "asked for torch 2.13.0, but 2.7.0 is installed"),
-        ({"cuda": "13.0"}, "asked for the cu128 build of torch 2.13.0, the index gave one for CUDA 13.0"),
-        ({"cuda": None}, "a CPU build"),
-        ({"einops": "0.7.0"}, "asked for einops 0.8.1, but 0.7.0 is installed"),
+        ((V100,), r"the wheel has no kernels for Tesla V100 \(sm_70\)"),
+        ((OLD_DRIVER,), r"driver 570\.86\.16 is too old for cu130: CUDA 13 needs 580"),
+        ((), "no NVIDIA GPU answers"),
     ],
+    ids=["no kernels", "old driver", "no GPU"],
 )
-def test_anything_but_what_was_asked_for_is_refused(found: dict[str, str | None], says: str) -> None:
-    wanted = ENVIRONMENT.model_copy(update={"build": "cu128"})
-    _check_versions(NAME, wanted, installed(), Path("log"))
-    with pytest.raises(EnvironmentBuildError, match=says):
-        _check_versions(NAME, wanted, installed(**found), Path("log"))
-
-
-def test_toto_that_does_not_import_is_an_error_of_the_environment(wheelhouse: Path, tmp_path: Path) -> None:
-    add_wheel(wheelhouse, "toto-ts", "0.2.0", {"toto/__init__.py": "raise ImportError('no such op')"})
-    with pytest.raises(EnvironmentBuildError, match="no such op"):
-        build_venv(NAME, ENVIRONMENT, lambda _: None)
-    assert left_in(tmp_path) == []
-
-
-def test_the_second_of_two_builders_waits_and_says_so(wheelhouse: Path) -> None:
-    waiting = threading.Event()
-    said: dict[str, list[str]] = {"first": [], "second": []}
-    built = []
-
-    def say_second(line: str) -> None:
-        said["second"].append(line)
-        waiting.set()
-
-    second = threading.Thread(target=lambda: built.append(build_venv(NAME, ENVIRONMENT, say_second)))
-
-    def say_first(line: str) -> None:
-        said["first"].append(line)
-        if "new virtualenv" in line:
-            second.start()
-            assert waiting.wait(60)
-
-    built.append(build_venv(NAME, ENVIRONMENT, say_first))
-    second.join(60)
-    assert built[0] == built[1]
-    assert said["second"] == [f"{NAME}: another run is building it, waiting for that"]
-
-
-def test_a_folder_without_its_marker_is_no_environment(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").touch()
-    assert read_built(tmp_path) is None
-
-
-def test_a_full_disk_is_found_before_anything_is_downloaded(
-    wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_that_cannot_work_is_an_error_of_the_environment_before_anything_is_built(
+    gpus: tuple[Gpu, ...], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = shutil.disk_usage(tmp_path)._replace(free=10**9)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(EnvironmentBuildError, match="needs about 2 GB") as caught:
-        build_venv(NAME, ENVIRONMENT, lambda _: None)
-    assert "toto-compat prune" in caught.value.hint
-    assert left_in(tmp_path) == []
+    monkeypatch.setattr(venv, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(venv, "build_venv", lambda *_: pytest.fail("nothing may be built"))
+    monkeypatch.setattr(venv, "find_python", lambda _: None)  # of a machine that has it
+    runtime = runtime_of(Device.CUDA)
+    with pytest.raises(EnvironmentBuildError, match=says) as caught:
+        runtime.prepare(NAME, CUDA, lambda _: None)
+    assert caught.value.hint
+    assert caught.value.message in runtime.obstacle(NAME, CUDA)  # and the plan shows it
 
 
-def test_a_missing_compiler_is_found_before_anything_is_built(
-    wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cuda_build_on_the_cpu_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(venv, "find_gpus", lambda: (V100,))
+    monkeypatch.setattr(venv, "find_python", lambda _: None)
+    assert runtime_of(Device.CPU).obstacle(NAME, CUDA) == ""
+
+
+def test_an_interpreter_that_is_missing_is_an_obstacle() -> None:
+    environment = CPU.model_copy(update={"python": "3.99"})
+    assert "Python 3.99 is not on this machine" in runtime_of().obstacle("torch-2.13.0-cpu", environment)
+
+
+def test_a_probe_that_fails_names_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    built_with(f'exec {sys.executable} "$@"', tmp_path, monkeypatch)  # an interpreter without torch
+    with pytest.raises(EnvironmentBuildError, match="the check 'torch' fails: ModuleNotFoundError"):
+        runtime_of().prepare("torch-2.13.0-cpu", CPU, lambda _: None)
+    assert not (cache / "probes").exists()
+    assert not list(cache.glob("probe-*"))
+
+
+def test_a_probe_that_crashes_is_an_error_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built_with("echo 'Illegal instruction' >&2; exit 132", tmp_path, monkeypatch)
+    with pytest.raises(EnvironmentBuildError, match="exit code 132 and no answer:\n    Illegal instruction"):
+        runtime_of().prepare("torch-2.13.0-cpu", CPU, lambda _: None)
+
+
+def test_an_environment_is_probed_once_as_a_cell_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter answers for torch and writes down what it was given."""
+    build: dict[str, object] = {"version": "2.13.0+cpu", "cuda": None, "architectures": [], "cuda_available": False}
+    answer = json.dumps({"ok": {"torch": build}})
+    script = f'echo \'{answer}\' >"$3"; env >>{tmp_path}/env; echo "$@" >>{tmp_path}/asked'
+    built_with(script, tmp_path, monkeypatch)
+    prepared = [runtime_of().prepare("torch-2.13.0-cpu", CPU, lambda _: None) for _ in range(2)]
+    assert prepared[0] == prepared[1]
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    # what only a container is asked, to write below /opt for one, has no place on this machine
+    assert asked.split()[2:] == ["probe.json", "torch", "compiled_kernel", "captured_graph"]
+    variables = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
+    assert cell_variables(Limits(), Device.CPU).items() <= variables.items()
+    assert variables["TORCHINDUCTOR_CACHE_DIR"].startswith(variables["HOME"].removesuffix("home"))
+
+
+# --- a build ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cuda_build_takes_more_than_one_for_the_cpu() -> None:
+    small, large = (runtime_of().needs(NAME, environment) for environment in (CPU, CUDA))
+    assert small.download_bytes < large.download_bytes
+    assert small.disk_bytes < large.disk_bytes
+    assert small.seconds < large.seconds
+
+
+def test_the_log_of_a_build_lies_beside_the_virtualenv(cache: Path) -> None:
+    log = runtime_of().build_log(NAME, CUDA)
+    assert log.parent == cache / "venvs"
+    assert log.name.startswith(NAME)
+
+
+# --- a cell -----------------------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, behaviour: str, **changes: object) -> CellResult:
+    request = cell_request().model_copy(
+        update={
+            "profile": CellProfile(iterations=1, suites=(Suite.RECOMPILE,)),
+            "variables": cell_variables(Limits(), Device.CPU),
+            **changes,
+        }
+    )
+    prepared = PreparedEnvironment("torch-2.13.0-cpu", CPU, "venv", sys.executable, "lock")
+    folder.mkdir()
+    result = runtime_of(behaviour=behaviour).run_cell(prepared, request, folder, lambda _: None)
+    assert result.request == request  # as asked, not with the places of this run
+    return result
+
+
+def test_a_cell_gets_what_the_runtime_knows_in_its_request_and_not_in_variables(tmp_path: Path) -> None:
+    result = run(tmp_path / "cell", "environment")
+    variables = result.evidence[Suite.RECOMPILE].details["environment"]
+    assert cell_variables(Limits(), Device.CPU).items() <= variables.items()
+    assert not any(name.startswith("TOTO_COMPAT") for name in variables)
+    handed_over = json.loads((tmp_path / "cell" / "request.json").read_text())
+    origin = {"runtime": "venv", "lock": "lock", "image": "", "source_hash": CellSource().hash}
+    assert handed_over["origin"] == origin
+    assert result.provenance.model_dump(include=set(origin)) == origin
+
+
+def test_a_cell_that_leaves_nothing_still_has_its_origin(tmp_path: Path) -> None:
+    known = run(tmp_path / "cell", "exit").provenance
+    assert (known.runtime, known.lock, known.source_hash) == ("venv", "lock", CellSource().hash)
+    assert known.started.endswith("Z")
+
+
+def test_a_users_cache_is_run_from_a_copy_with_what_it_imports(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "mine.py").write_text("import tricks\n")
+    (tmp_path / "tricks.py").write_text("")
+    run(tmp_path / "cell", "measure", cache=CacheRequest(name="mine", source=f"{tmp_path}/mine.py:Cache"))
+    source = json.loads((tmp_path / "cell" / "request.json").read_text())["cache"]["source"]
+    file = Path(source.removesuffix(":Cache"))
+    assert file.is_relative_to(cache)
+    assert {path.name for path in file.parent.iterdir()} == {"mine.py", "tricks.py"}
+
+
+@pytest.mark.parametrize(("gpu", "seen"), [("1", "1"), (None, "0,2")])
+def test_on_a_gpu_what_finds_cuda_is_passed_on(
+    gpu: str | None, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(EnvironmentBuildError, match="no C\\+\\+ compiler") as caught:
-        build_venv(NAME, ENVIRONMENT, lambda _: None)
-    assert "apt-get install g++" in caught.value.hint
-    assert not (tmp_path / "cache" / "venvs").exists()
+    for name, value in {"CUDA_VISIBLE_DEVICES": "0,2", "CUDA_HOME": "/usr/local/cuda", "LD_PRELOAD_X": "x"}.items():
+        monkeypatch.setenv(name, value)
+    prepared = PreparedEnvironment(NAME, CUDA, "venv", "/venv/bin/python", "lock")
+    variables = runtime_of()._variables(prepared, {}, tmp_path, Device.CUDA, gpu)
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["CUDA_HOME"]) == (seen, "/usr/local/cuda")
+    assert "LD_PRELOAD_X" not in variables
 
 
-@pytest.mark.parametrize("index", ["http://127.0.0.1:9/", "ftp://example.org", "nonsense", "http://[broken"])
-def test_an_index_that_cannot_be_asked_does_not_answer(index: str) -> None:
-    assert index_answers(index, patience=1) is False
+def test_an_attached_command_is_run_with_the_environments_python(tmp_path: Path) -> None:
+    prepared = PreparedEnvironment("torch-2.13.0-cpu", CPU, "venv", "/venv/bin/python", "lock")
+    runtime = runtime_of()
+    command = runtime.attached(prepared, ("{python}", "-c", "pass"), tmp_path, terminal=False)
+    assert command.words == ("/venv/bin/python", "-c", "pass")
+    assert command.folder == tmp_path
+    assert command.variables["PATH"].startswith("/venv/bin:")
+    assert command.variables["PYTHONPATH"] == str(runtime.source.folder)

@@ -5,36 +5,23 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from toto_compat.evidence.schema import (
+from toto_compat.cell.suites.speed import SpeedRun, speed_evidence
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.request import (
     CacheRequest,
+    CellProfile,
     CellRequest,
-    CellResult,
-    Failure,
-    Figure,
-    Kind,
-    Outcome,
-    Provenance,
-    SuiteEvidence,
+    CompileSettings,
+    Device,
+    Environment,
+    Workload,
 )
-from toto_compat.matrix.schema import CompileSettings, Device, Environment, Gate, GateLimit, Profile, Suite, Workload
-from toto_compat.observe.events import Event, EventKind, Severity
-from toto_compat.suites.speed import SpeedRun, speed_evidence
-from toto_compat.verdict.gates import SUITE_OF_GATE
+from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome, Provenance, SuiteEvidence
+from toto_compat.contract.suites import Suite
+from toto_compat.matrix.gates import Gate, GateLimit
 
-GATES: dict[Gate, GateLimit] = {
-    Gate.EQUIVALENCE: GateLimit(max=1.0),
-    Gate.DETERMINISM: GateLimit(max=0),
-    Gate.MAE_SIGMA: GateLimit(max=0.01),
-    Gate.COMPILE_ACTIVE: GateLimit(min=1.0),
-    Gate.RECOMPILE_LIMIT: GateLimit(max=0),
-    Gate.RECOMPILES: GateLimit(max=0),
-    Gate.RECOMPILES_TOTAL: GateLimit(max=9),
-    Gate.GRAPH_BREAKS: GateLimit(max=0),
-    Gate.CUDAGRAPHS: GateLimit(max=0),
-    Gate.SPEEDUP: GateLimit(min=2.0),
-    Gate.LATENCY_STABILITY: GateLimit(max=0.5),
-    Gate.MEMORY: GateLimit(max=1.5),
-}
+GATES: dict[Gate, GateLimit] = {gate: gate.rule.default for gate in Gate if gate.rule.default is not None}
 
 GOOD_FIGURES: dict[Gate, float] = {
     Gate.EQUIVALENCE: 0.4,
@@ -64,19 +51,14 @@ def cell_request(
     suites: tuple[Suite, ...] = tuple(Suite),
 ) -> CellRequest:
     environment = Environment(torch=torch, build=build)
-    name = f"torch-{torch}-{build}"
-    suffix = "" if settings_name == "stock" else f"+{settings_name}"
     return CellRequest(
-        cell=f"{name}/{cache}/{mode}{suffix}",
-        environment_name=name,
+        cell=CellName.of(f"torch-{torch}-{build}", cache, mode, settings_name),
         environment=environment,
         cache=CacheRequest(name=cache, source="builtin"),
-        mode=mode,
-        settings_name=settings_name,
         settings=settings or CompileSettings(),
         device=device or environment.device,
         profile_name="quick",
-        profile=Profile(iterations=3, workload="quick", suites=suites),
+        profile=CellProfile(iterations=3, suites=suites),
         workload=Workload(),
         work_folder="work",
     )
@@ -140,13 +122,13 @@ def good_evidence(request: CellRequest, *, seed: int = 1) -> dict[Suite, SuiteEv
     evidence: dict[Suite, SuiteEvidence] = {}
     for suite in Suite:
         figures = {
-            gate.value: Figure(value=GOOD_FIGURES[gate])
-            for gate, owner in SUITE_OF_GATE.items()
-            if owner is suite and suite is not Suite.SPEED
+            gate.figure: Figure(value=GOOD_FIGURES[gate])
+            for gate in GOOD_FIGURES
+            if gate.rule.suite is suite and suite is not Suite.SPEED
         }
         evidence[suite] = SuiteEvidence(suite=suite, outcome=Outcome.MEASURED, figures=figures, seconds=3.0)
     if request.device is Device.CPU:
-        predicted = {Gate.CUDAGRAPHS.value: Figure(value=0.0, kind=Kind.PREDICTED)}
+        predicted = {Gate.CUDAGRAPHS.figure: Figure(value=0.0, kind=Kind.PREDICTED)}
         evidence[Suite.CUDAGRAPH] = evidence[Suite.CUDAGRAPH].model_copy(update={"figures": predicted})
     evidence[Suite.SPEED] = usual_speed(seed)
     return evidence
@@ -163,12 +145,12 @@ def with_figures(result: CellResult, figures: Mapping[Gate, Figure | float | Non
     """The same result with some figures replaced; None takes a figure away."""
     evidence = dict(result.evidence)
     for gate, figure in figures.items():
-        suite = SUITE_OF_GATE[gate]
+        suite = gate.rule.suite
         held = dict(evidence[suite].figures)
         if figure is None:
-            held.pop(gate.value, None)
+            held.pop(gate.figure, None)
         else:
-            held[gate.value] = figure if isinstance(figure, Figure) else Figure(value=figure)
+            held[gate.figure] = figure if isinstance(figure, Figure) else Figure(value=figure)
         evidence[suite] = evidence[suite].model_copy(update={"figures": held})
     return result.model_copy(update={"evidence": evidence})
 

@@ -12,10 +12,12 @@ from tests.verdict.sample_cells import (
     with_figures,
     with_suite,
 )
-from toto_compat.evidence.schema import CellResult, Figure, Outcome
-from toto_compat.matrix.schema import Device, Gate, Suite
+from toto_compat.contract.request import Device
+from toto_compat.contract.result import CellResult, Figure, Outcome
+from toto_compat.contract.suites import Suite
+from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.comparison import Change, RowChange, compare
-from toto_compat.verdict.gates import Status, judge
+from toto_compat.verdict.judge import Status, judge
 
 
 def compared(before: CellResult | None, after: CellResult | None) -> RowChange:

@@ -15,13 +15,15 @@ from tests.verdict.sample_cells import (
     with_suite,
 )
 from tests.verdict.stored_runs import store_run
+from toto_compat.contract.request import Device
+from toto_compat.contract.result import CellResult
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import MatrixFileError, SelectionError, StorageError
-from toto_compat.evidence.schema import CellResult
 from toto_compat.evidence.store import RunInfo, cell_path, load_run
-from toto_compat.matrix.schema import Device, Gate, GateLimit, Suite
+from toto_compat.matrix.gates import Gate, GateLimit
 from toto_compat.verdict.decision import Answer
-from toto_compat.verdict.gates import Status
-from toto_compat.verdict.judged_run import JudgedRun, load_judged_run, read_gates
+from toto_compat.verdict.judge import Status
+from toto_compat.verdict.judged_run import JudgedRun, judge_run, read_gates
 
 
 def info_of(folder: Path) -> RunInfo:
@@ -30,10 +32,10 @@ def info_of(folder: Path) -> RunInfo:
 
 def test_an_old_run_is_judged_by_other_limits(tmp_path: Path) -> None:
     folder = store_run(tmp_path, "r1", [with_figures(good_result(), {Gate.RECOMPILES_TOTAL: 5.0})])
-    assert load_judged_run(folder).cells[0].verdict is Status.PASS
+    assert judge_run(load_run(folder)).cells[0].verdict is Status.PASS
     other = tmp_path / "other.yaml"
     other.write_text("recompiles_total: {max: 2}\n", encoding="utf-8")
-    judged = load_judged_run(folder, read_gates(other, info_of(folder)))
+    judged = judge_run(load_run(folder), read_gates(other, info_of(folder)))
     assert judged.cells[0].decided_by is Gate.RECOMPILES_TOTAL
     assert judged.gates == {**GATES, Gate.RECOMPILES_TOTAL: GateLimit(max=2)}
 
@@ -42,8 +44,8 @@ def test_a_file_with_one_limit_leaves_the_runs_other_gates_in_force(tmp_path: Pa
     folder = store_run(tmp_path, "r1", [production_incident(), good_result()])
     other = tmp_path / "other.yaml"
     other.write_text("gates: {speedup: {min: 1.0}}\n", encoding="utf-8")
-    judged = load_judged_run(folder, read_gates(other, info_of(folder)))
-    assert {cell.result.request.cache.name: cell.verdict for cell in judged.cells} == {
+    judged = judge_run(load_run(folder), read_gates(other, info_of(folder)))
+    assert {cell.result.request.cell.cache: cell.verdict for cell in judged.cells} == {
         "list_index": Status.FAIL,
         "fixed_size": Status.PASS,
     }
@@ -53,7 +55,7 @@ def test_by_a_stricter_limit_the_row_with_the_fewest_failures_is_still_the_close
     folder = store_run(tmp_path, "r1", [production_incident(), good_result()])
     other = tmp_path / "other.yaml"
     other.write_text("speedup: {min: 5}\n", encoding="utf-8")
-    judged = load_judged_run(folder, read_gates(other, info_of(folder)))
+    judged = judge_run(load_run(folder), read_gates(other, info_of(folder)))
     assert "closest is torch-2.13.0-cpu/fixed_size/default" in judged.decision.devices[Device.CPU].sentence
 
 
@@ -100,7 +102,7 @@ def test_a_missing_gates_file_is_an_error_with_its_name(tmp_path: Path) -> None:
 def test_a_run_without_limits_asks_for_them(tmp_path: Path) -> None:
     folder = store_run(tmp_path, "r1", [good_result()], gates={})
     with pytest.raises(SelectionError, match="no gate limits"):
-        load_judged_run(folder)
+        judge_run(load_run(folder))
 
 
 def test_a_damaged_cell_is_an_error_and_not_a_missing_row(tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_a_damaged_cell_is_an_error_and_not_a_missing_row(tmp_path: Path) -> Non
     path = next((folder / "cells").rglob("*.json"))
     path.write_text(path.read_text(encoding="utf-8")[:200], encoding="utf-8")
     with pytest.raises(StorageError, match=path.name):
-        load_judged_run(folder)
+        judge_run(load_run(folder))
 
 
 def test_rows_come_by_device_and_release_and_then_as_planned(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_rows_come_by_device_and_release_and_then_as_planned(tmp_path: Path) -> 
         good_result(cache="fixed_size"),
     ]
     folder = store_run(tmp_path, "r1", results)
-    assert [cell.result.cell for cell in load_judged_run(folder).cells] == [
+    assert [cell.result.cell for cell in judge_run(load_run(folder)).cells] == [
         "torch-2.13.0-cpu/upstream/default",
         "torch-2.13.0-cpu/fixed_size/default",
         "torch-2.9.0-cu128/fixed_size/default",
@@ -131,7 +133,7 @@ def stopped_before(tmp_path: Path, *unfinished: CellResult, finished: Sequence[C
     folder = store_run(tmp_path, "stopped", [*finished, *unfinished], device="cuda")
     for cell in unfinished:
         cell_path(folder, cell.cell).unlink()
-    return load_judged_run(folder)
+    return judge_run(load_run(folder))
 
 
 def test_a_run_that_was_stopped_does_not_decide_to_keep_compile_off(tmp_path: Path) -> None:

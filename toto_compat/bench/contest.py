@@ -4,15 +4,15 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from toto_compat.evidence.schema import CacheRequest
-from toto_compat.matrix.schema import Workload
-from toto_compat.strict_model import StrictModel
+from toto_compat.contract.request import CacheRequest, Workload
+from toto_compat.contract.statistics import taking_turns
+from toto_compat.contract.strict_model import StrictModel
 
 
 class Contest(StrictModel):
-    """Who forecasts what, how often. A contestant is '<cache> eager' or '<cache> compiled'."""
+    """Says who forecasts what, how often. A contestant is '<cache> eager' or '<cache> compiled'."""
 
     model: Literal["tiny", "base"]
     contestants: tuple[str, ...]
@@ -25,7 +25,7 @@ class Contest(StrictModel):
 
 
 class ContestResult(StrictModel):
-    """What was measured, by contestant; many values are in the order they were taken."""
+    """Holds what was measured, by contestant; many values are in the order they were taken."""
 
     timings: dict[str, tuple[float, ...]]  # milliseconds per forecast
     first_forecast_s: dict[str, float]
@@ -35,10 +35,12 @@ class ContestResult(StrictModel):
 
 def run(contest: Contest) -> ContestResult:
     """First forecasts apart, then rounds of one forecast each in turn."""
+    # here and not above: the host reads what a contest is without torch
     import torch
 
     from toto_compat.model.backbone import build_backbone
-    from toto_compat.model.bound import CompileSpec, bind
+    from toto_compat.model.binding import bind
+    from toto_compat.model.bound import CompileSpec
     from toto_compat.model.series import make_series
 
     torch.set_num_threads(1)
@@ -75,12 +77,11 @@ def run(contest: Contest) -> ContestResult:
         forecast(models[name])
     timings: dict[str, list[float]] = {name: [] for name in models}
     kernels: dict[str, list[float]] = {name: [] for name in models}
-    with _graph_clock() as clock:
-        for _ in range(contest.rounds):
-            for name, model in models.items():
-                before = clock[0]
-                timings[name].append(forecast(model) * 1e3)
-                kernels[name].append((clock[0] - before) * 1e3)
+    with _GraphClock() as clock:
+        for name in taking_turns(list(models), contest.rounds):
+            before = clock.seconds
+            timings[name].append(forecast(models[name]) * 1e3)
+            kernels[name].append((clock.seconds - before) * 1e3)
     return ContestResult(
         timings={name: tuple(values) for name, values in timings.items()},
         first_forecast_s=first,
@@ -89,25 +90,28 @@ def run(contest: Contest) -> ContestResult:
     )
 
 
-class _graph_clock:  # noqa: N801 - used as a function
+class _GraphClock:
     """Adds up the time spent inside inductor's compiled graphs while the block runs."""
 
-    def __enter__(self) -> list[float]:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> Self:
+        # torch is where the contest runs, not where it is read
         from torch._inductor import output_code
 
         self._class = output_code.CompiledFxGraph
-        self._original = self._class.__call__
-        total, original = [0.0], self._original
+        self._original = original = self._class.__call__
 
         def timed(graph: Any, inputs: Any) -> Any:
             start = time.perf_counter()
             try:
                 return original(graph, inputs)
             finally:
-                total[0] += time.perf_counter() - start
+                self.seconds += time.perf_counter() - start
 
         self._class.__call__ = timed
-        return total
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._class.__call__ = self._original

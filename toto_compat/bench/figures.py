@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toto_compat.suites.statistics import ratio_of_medians
+from toto_compat.contract.statistics import ratio_of_medians
 
 # Resampling fewer values than this gives back their extremes at best: no 95 % interval.
 FEWEST_FOR_AN_INTERVAL = 10

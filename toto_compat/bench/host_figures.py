@@ -7,6 +7,7 @@ from pathlib import Path
 
 from toto_compat.bench.figures import BenchFigure, compared, one_run
 from toto_compat.errors import TotoCompatError
+from toto_compat.evidence.store import find_run, load_run
 
 _APPLICATION_LINE = "2025-11-04 10:14:14 | INFO | forecast BTCUSD horizon=64 latency_ms=133.4 mae=0.0021 ok\n"
 _COMPILER_LINES = (
@@ -47,8 +48,6 @@ def _analyze_over_grep(folder: Path) -> BenchFigure:
 
 def harness_share() -> list[BenchFigure]:
     """From the newest stored run: the part of the cells' time that no suite accounts for. No run, no figure."""
-    from toto_compat.evidence.store import find_run, load_run
-
     try:
         run = find_run("latest")
     except TotoCompatError:

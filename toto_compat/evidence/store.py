@@ -13,25 +13,33 @@ import hashlib
 import json
 import os
 import re
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.request import CellRequest
+from toto_compat.contract.result import CellResult, Outcome
+from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import SelectionError, StorageError
-from toto_compat.evidence.schema import CellRequest, CellResult, Outcome
-from toto_compat.matrix.schema import Gate, GateLimit
-from toto_compat.strict_model import StrictModel
+from toto_compat.evidence.files import (
+    checked,
+    file_hash,
+    read_bytes,
+    read_model,
+    storage_errors,
+    write_atomically,
+    write_model,
+)
+from toto_compat.evidence.layouts import upgraded
+from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.user_cache import user_cache_identity
 
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")
 RESERVED_RUN_NAMES = frozenset({"latest", "reference"})
-
-_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class RunInfo(StrictModel):
@@ -45,7 +53,7 @@ class RunInfo(StrictModel):
     runtime: str
     executor: str
     device: str
-    cells: tuple[str, ...]  # everything planned, finished or not
+    cells: tuple[CellName, ...]  # everything planned, finished or not
     gates: dict[Gate, GateLimit] = Field(default={})  # the limits this run is judged by
     matrix_file: str = ""
     matrix_hash: str = ""
@@ -65,9 +73,6 @@ class StoredCell(CellResult):
     stored: str = ""  # when the cell really ran, ISO 8601, UTC
     ran_in: str = ""  # name of the run that ran it
     reused: bool = False  # taken from the store: `stored` and `ran_in` are of the original
-    verdict: str = ""
-    decided_by: str = ""
-    gates: dict[str, dict[str, Any]] = Field(default={})
 
 
 @dataclass(frozen=True)
@@ -79,73 +84,9 @@ class Run:
     cells: tuple[StoredCell, ...]
 
     @property
-    def unfinished(self) -> tuple[str, ...]:
+    def unfinished(self) -> tuple[CellName, ...]:
         done = {cell.cell for cell in self.cells}
         return tuple(name for name in self.info.cells if name not in done)
-
-
-def utc_now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _storage_errors(path: Path, verb: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = f"free space on the disk of {path.parent}, then run the same command again: finished cells are kept"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            hint = "make it writable, or choose another folder with --results"
-        else:
-            hint = "check the folder, or choose another one with --results"
-        raise StorageError(f"{path}: cannot be {verb}: {error.strerror or error}", hint=hint) from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside and rename: the file is whole or not there, also when the disk is full."""
-    with _storage_errors(path, "written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:80]}-", suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-
-
-def write_model(path: Path, model: BaseModel) -> None:
-    write_atomically(path, model.model_dump_json(by_alias=True, indent=1) + "\n")
-
-
-def read_model(path: Path, model: type[_Model]) -> _Model:
-    """Read and check a file of ours; a corrupt one is an error that names the file."""
-    with _storage_errors(path, "read"):
-        content = path.read_bytes()
-    try:
-        return model.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise StorageError(
-            f"{path}: not a valid {model.__name__} file: {where + ': ' if where else ''}{first['msg']}",
-            hint="the file is damaged or from another version: restore it, or delete it and run the matrix again",
-        ) from error
-
-
-def check_writable(folder: Path) -> None:
-    """Find out before an hour of work whether results can be written at all."""
-    probe = folder / f".writable-{os.getpid()}"
-    write_atomically(probe, "")
-    probe.unlink(missing_ok=True)
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
@@ -182,14 +123,20 @@ def write_run_info(run_folder: Path, info: RunInfo) -> None:
 
 
 def write_cell(run_folder: Path, cell: StoredCell) -> None:
+    """Called once per cell, when it has ended: it holds evidence, and nothing is added to that later."""
     write_model(cell_path(run_folder, cell.cell), cell)
+
+
+def read_cell(path: Path) -> StoredCell:
+    """A cell file of this or an earlier layout."""
+    return checked(path, StoredCell, upgraded(path, read_bytes(path)))
 
 
 def point_latest(results: Path, run_name: str) -> None:
     """results/latest -> run; a file with the name in it where links are not allowed."""
     latest = results / "latest"
     temporary = results / f".latest-{os.getpid()}"
-    with _storage_errors(latest, "written"):
+    with storage_errors(latest, "written"):
         try:
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(run_name, target_is_directory=True)
@@ -211,16 +158,16 @@ def load_run(folder: Path) -> Run:
     info = read_model(folder / "run.json", RunInfo)
     expected = {cell_path(folder, cell) for cell in info.cells}
     paths = [path for path in sorted((folder / "cells").rglob("*.json")) if path in expected]
-    return Run(folder, info, tuple(read_model(path, StoredCell) for path in paths))
+    return Run(folder, info, tuple(read_cell(path) for path in paths))
 
 
 def list_runs(results: Path) -> list[str]:
     """Names of the runs in a results folder, oldest first; those of results/reference as reference/<name>."""
     if not results.is_dir():
         return []
-    found = [path.parent for path in results.glob("*/run.json") if not path.parent.is_symlink()]
-    found += [path.parent for path in results.glob("reference/*/run.json")]
-    return [path.relative_to(results).as_posix() for path in sorted(found)]
+    folders = [path.parent for path in results.glob("*/run.json") if not path.parent.is_symlink()]
+    folders += [path.parent for path in results.glob("reference/*/run.json")]
+    return [path.relative_to(results).as_posix() for path in sorted(folders)]
 
 
 def find_run(name: str = "latest", results: Path = Path("results")) -> Path:
@@ -228,7 +175,7 @@ def find_run(name: str = "latest", results: Path = Path("results")) -> Path:
     if name == "latest" and not (results / "latest" / "run.json").exists():
         pointer = results / "latest.txt"
         if pointer.exists():
-            with _storage_errors(pointer, "read"):
+            with storage_errors(pointer, "read"):
                 name = pointer.read_text(encoding="utf-8").strip()
     for candidate in (results / name, Path(name)):
         if (candidate / "run.json").exists():
@@ -245,20 +192,26 @@ def find_run(name: str = "latest", results: Path = Path("results")) -> Path:
 # --- the store of finished cells -------------------------------------------------------------------------------------
 
 
+# Of a request: where things lie on this machine, how long they may take, and what is only told along.
+_NOT_IN_KEY = ("work_folder", "quiet_lock", "origin", "environment")
+
+
 def cell_key(request: CellRequest, *, lock: str, source_hash: str, machine: str) -> str:
-    """A hash of everything that could change a cell's result; where files lie is not part of it, their content is."""
+    """A hash of everything that could change a cell's result.
+
+    Where files lie is not part of it, their content is. The environment is part of it as `lock`: what is installed,
+    not how that was asked for.
+    """
     canonical = request.model_dump(mode="json", by_alias=True)
-    for path_field in ("work_folder", "quiet_lock"):
-        canonical.pop(path_field)
-    canonical["cache"]["source"] = _cache_identity(request.cache.source)
+    for field in _NOT_IN_KEY:
+        canonical.pop(field)
+    canonical["profile"].pop("timeout_minutes")
+    canonical["cache"]["source"] = user_cache_identity(request.cache.source)
     if request.csv:
-        canonical["csv"]["path"] = _file_hash(Path(request.csv.path))
+        canonical["csv"]["path"] = file_hash(Path(request.csv.path))
         canonical["workload"]["csv"] = None
     if request.checkpoint_folder:
         canonical["checkpoint_folder"] = _folder_identity(Path(request.checkpoint_folder))
-    # the limits of gates judge evidence, they do not change it; neither does the time a cell is given
-    canonical["profile"].pop("gates")
-    canonical["profile"].pop("timeout_minutes")
     parts = {"request": canonical, "lock": lock, "source": source_hash, "machine": machine}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -285,7 +238,7 @@ class CellStore:
     def get(self, key: str) -> StoredCell | None:
         """The finished cell with this key. A damaged file is no reason to stop: the cell is run again."""
         try:
-            cell = read_model(self.path(key), StoredCell)
+            cell = read_cell(self.path(key))
         except StorageError:
             return None
         return cell if cell.key == key and can_be_reused(cell) else None
@@ -299,10 +252,10 @@ class CellStore:
         write_atomically(self._timings, json.dumps(seconds, indent=1, sort_keys=True) + "\n")
 
     def known_seconds(self) -> dict[str, float]:
-        """How long cells took when they last ran on this machine, by timing_name."""
+        """Tell how long cells took when they last ran on this machine, by timing_name."""
         try:
-            found = json.loads(self._timings.read_bytes())
-            return {str(name): float(seconds) for name, seconds in found.items()}
+            timings = json.loads(self._timings.read_bytes())
+            return {str(name): float(seconds) for name, seconds in timings.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
@@ -316,19 +269,9 @@ def timing_name(request: CellRequest) -> str:
     return f"{request.cell} {request.profile_name} {request.device.value}"
 
 
-def _cache_identity(source: str) -> str:
-    path, separator, class_name = source.rpartition(":")
-    return f"{_file_hash(Path(path))}:{class_name}" if separator and source != "builtin" else source
-
-
-def _file_hash(path: Path) -> str:
-    with _storage_errors(path, "read"):
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _folder_identity(folder: Path) -> list[tuple[str, int, int]]:
     # names, sizes and times instead of content: checkpoints are gigabytes and this runs at every start
-    with _storage_errors(folder, "read"):
+    with storage_errors(folder, "read"):
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         facts = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
-    return [(name, found.st_size, found.st_mtime_ns) for name, found in facts]
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in facts]

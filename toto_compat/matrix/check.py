@@ -8,11 +8,8 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from toto_compat.caches import BUILTIN_CACHES, SABOTAGES
+from toto_compat.contract.caches import CACHES, SABOTAGE_PREFIX, SABOTAGES
 from toto_compat.matrix.document import Document, KeyPath, Mistake, describe_value, listed, nearest_name
-from toto_compat.matrix.schema import Gate
-
-SABOTAGE_PREFIX = "sabotaged:"
 
 # Names become folders, image tags and parts of a cell identifier, and must not look like a glob.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -25,7 +22,6 @@ def cross_check(document: Document, folder: Path) -> list[Mistake]:
         *_name_mistakes(document),
         *_reference_mistakes(document),
         *_cache_source_mistakes(document, folder),
-        *_gate_mistakes(document),
         *_csv_mistakes(document, folder),
     ]
 
@@ -81,14 +77,14 @@ def _reference_mistakes(document: Document) -> Iterator[Mistake]:
 
 
 def _cache_source_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
-    builtin_names = (*BUILTIN_CACHES, *(SABOTAGE_PREFIX + sabotage for sabotage in SABOTAGES))
+    builtin_names = (*CACHES, *(SABOTAGE_PREFIX + sabotage for sabotage in SABOTAGES))
     for name, cache in _section(document, "caches"):
         source, place = cache.get("source"), ("caches", name, "source")
         if not isinstance(source, str):
             continue
         if source == "builtin":
             if name not in builtin_names:
-                accepted = f"builtin for {listed(BUILTIN_CACHES)} only; for your own cache path/to/file.py:Class"
+                accepted = f"builtin for {listed(CACHES)} only; for your own cache path/to/file.py:Class"
                 nearest = nearest_name(name, builtin_names)
                 yield document.mistake(place, f"builtin for {name!r}", accepted, nearest)
             continue
@@ -129,15 +125,6 @@ def _bound_names(statement: ast.stmt) -> list[str]:
     if isinstance(statement, ast.Assign):
         return [target.id for target in statement.targets if isinstance(target, ast.Name)]
     return []
-
-
-def _gate_mistakes(document: Document) -> Iterator[Mistake]:
-    gates = document.data.get("gates") if isinstance(document.data, dict) else None
-    if not isinstance(gates, dict):
-        return
-    for gate in Gate:
-        if gate not in gates:
-            yield document.mistake(("gates", str(gate)), "nothing", "a limit for every gate: {max: 0} or {min: 1}")
 
 
 def _csv_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:

@@ -73,7 +73,7 @@ def read_document(path: Path) -> Document:
 
 
 def _yaml_mistake(error: yaml.MarkedYAMLError, text: str) -> Mistake:
-    """What the YAML parser stumbled over, in the words of the other mistakes."""
+    """Return what the YAML parser stumbled over, in the words of the other mistakes."""
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
     problem = error.problem or ""

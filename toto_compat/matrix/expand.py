@@ -1,40 +1,23 @@
-"""Environments x caches x modes x settings -> cells, and the selectors that pick among them."""
+"""Environments x caches x modes x settings -> the names of cells, and the selectors that pick among them."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from packaging.version import Version
 
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.request import Device
 from toto_compat.errors import SelectionError
-from toto_compat.evidence.schema import CacheRequest, CellRequest
 from toto_compat.matrix.document import nearest_name
-from toto_compat.matrix.schema import Device, Gate, GateLimit, Matrix, Profile
-
-STOCK_SETTINGS = "stock"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One row of the table: a cache compiled in one mode with one set of settings on one environment."""
-
-    environment_name: str
-    cache_name: str
-    mode: str
-    settings_name: str = STOCK_SETTINGS
-
-    @property
-    def identifier(self) -> str:
-        suffix = "" if self.settings_name == STOCK_SETTINGS else f"+{self.settings_name}"
-        return f"{self.environment_name}/{self.cache_name}/{self.mode}{suffix}"
+from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.schema import Matrix, Profile
 
 
-def expand(matrix: Matrix) -> list[Cell]:
+def expand(matrix: Matrix) -> list[CellName]:
     """Every cell of the matrix, in the order of the file."""
     return [
-        Cell(environment_name, cache_name, mode, settings_name)
+        CellName.of(environment_name, cache_name, mode, settings_name)
         for environment_name in matrix.environments
         for cache_name, cache in matrix.caches.items()
         for mode in matrix.modes
@@ -42,7 +25,7 @@ def expand(matrix: Matrix) -> list[Cell]:
     ]
 
 
-def select(cells: Sequence[Cell], selectors: Iterable[str]) -> list[Cell]:
+def select(cells: Sequence[CellName], selectors: Iterable[str]) -> list[CellName]:
     """The cells any selector matches, minus those a `!selector` matches, in their own order.
 
     Without a positive selector everything is taken. A selector that matches nothing is a mistake, not an empty set.
@@ -63,8 +46,8 @@ def select(cells: Sequence[Cell], selectors: Iterable[str]) -> list[Cell]:
     return kept
 
 
-def default_selection(matrix: Matrix, device: Device) -> list[Cell]:
-    """What is run when nothing is asked for.
+def default_selection(matrix: Matrix, device: Device) -> list[CellName]:
+    """Return what is run when nothing is asked for.
 
     On a CPU the newest CPU environment in one mode, the modes differ only in CUDA graphs and autotuning, and with the
     first settings of each cache: a coffee break, not an afternoon.
@@ -74,14 +57,14 @@ def default_selection(matrix: Matrix, device: Device) -> list[Cell]:
     if device is Device.CPU:
         mode = "default" if "default" in matrix.modes else matrix.modes[0]
         first = {name: cache.settings[0] for name, cache in matrix.caches.items()}
-        on_newest = [cell for cell in expand(matrix) if cell.environment_name == newest and cell.mode == mode]
-        return [cell for cell in on_newest if cell.settings_name == first[cell.cache_name]]
-    return [cell for cell in expand(matrix) if cell.environment_name in (newest, matrix.production)]
+        on_newest = [cell for cell in expand(matrix) if cell.environment == newest and cell.mode == mode]
+        return [cell for cell in on_newest if cell.settings == first[cell.cache]]
+    return [cell for cell in expand(matrix) if cell.environment in (newest, matrix.production)]
 
 
-def requested_environments(cells: Iterable[Cell]) -> list[str]:
+def requested_environments(cells: Iterable[CellName]) -> list[str]:
     """The environments the cells need, each once, in order."""
-    return list(dict.fromkeys(cell.environment_name for cell in cells))
+    return list(dict.fromkeys(cell.environment for cell in cells))
 
 
 def named_profile(matrix: Matrix, profile_name: str) -> Profile:
@@ -93,66 +76,19 @@ def named_profile(matrix: Matrix, profile_name: str) -> Profile:
 
 
 def gate_limits(matrix: Matrix, profile_name: str) -> dict[Gate, GateLimit]:
-    """The limit of every gate under a profile, in the order in which gates decide."""
-    limits = {**matrix.gates, **named_profile(matrix, profile_name).gates}
-    return {gate: limits[gate] for gate in Gate}
+    """The limit of every gate that is on under a profile, in the order in which gates decide."""
+    defaults = {gate: gate.rule.default for gate in Gate}
+    limits = {**defaults, **matrix.gates, **named_profile(matrix, profile_name).gates}
+    return {gate: limit for gate in Gate if (limit := limits[gate]) is not None}
 
 
-def cell_request(
-    matrix: Matrix,
-    matrix_path: Path,
-    cell: Cell,
-    profile_name: str,
-    device: Device,
-    *,
-    work_folder: str,
-    checkpoint_folder: str | None = None,
-    quiet_lock: str | None = None,
-    path_in_cell: Callable[[Path], str] = str,
-) -> CellRequest:
-    """The request file of a cell.
-
-    `work_folder`, `checkpoint_folder` and `quiet_lock` are as the cell sees them; `path_in_cell` turns the absolute
-    host path of a user's cache or CSV file into that. A CPU wheel runs on the CPU whatever `device` says.
-    """
-    environment = matrix.environments[cell.environment_name]
-    profile = named_profile(matrix, profile_name)
-    workload = matrix.workloads[profile.workload]
-    folder = matrix_path.resolve().parent
-    source = matrix.caches[cell.cache_name].source
-    if source != "builtin":
-        file, _, class_name = source.rpartition(":")
-        source = f"{path_in_cell((folder / file).resolve())}:{class_name}"
-    csv = workload.csv
-    if csv is not None:
-        csv = csv.model_copy(update={"path": path_in_cell((folder / csv.path).resolve())})
-    return CellRequest(
-        cell=cell.identifier,
-        environment_name=cell.environment_name,
-        environment=environment,
-        cache=CacheRequest(name=cell.cache_name, source=source),
-        mode=cell.mode,
-        settings_name=cell.settings_name,
-        settings=matrix.settings[cell.settings_name],
-        device=Device.CPU if environment.device is Device.CPU else device,
-        profile_name=profile_name,
-        profile=profile,
-        workload=workload,
-        limits=matrix.limits,
-        work_folder=work_folder,
-        checkpoint_folder=checkpoint_folder,
-        csv=csv,
-        quiet_lock=quiet_lock,
-    )
-
-
-def _matches(selector: str, cell: Cell) -> bool:
+def _matches(selector: str, cell: CellName) -> bool:
     """`*` crosses slashes, so one glob over the identifier is enough once the short forms are dealt with."""
     if "/" not in selector:
-        return fnmatchcase(cell.environment_name, selector)
-    if selector.count("/") == 1 and fnmatchcase(f"{cell.environment_name}/{cell.cache_name}", selector):
+        return fnmatchcase(cell.environment, selector)
+    if selector.count("/") == 1 and fnmatchcase(f"{cell.environment}/{cell.cache}", selector):
         return True
-    return fnmatchcase(cell.identifier, selector)
+    return fnmatchcase(cell, selector)
 
 
 def _newest_environment(matrix: Matrix, device: Device) -> str:
@@ -166,14 +102,14 @@ def _newest_environment(matrix: Matrix, device: Device) -> str:
     return max(names, key=lambda name: (Version(matrix.environments[name].torch), -len(name)))
 
 
-def _no_match(selector: str, cells: Sequence[Cell]) -> SelectionError:
+def _no_match(selector: str, cells: Sequence[CellName]) -> SelectionError:
     candidates = [
         *requested_environments(cells),
-        *dict.fromkeys(f"{cell.environment_name}/{cell.cache_name}" for cell in cells),
-        *(cell.identifier for cell in cells),
+        *dict.fromkeys(f"{cell.environment}/{cell.cache}" for cell in cells),
+        *cells,
     ]
-    caches = list(dict.fromkeys(cell.cache_name for cell in cells))
-    modes = list(dict.fromkeys(cell.identifier.rpartition("/")[2] for cell in cells))
+    caches = list(dict.fromkeys(cell.cache for cell in cells))
+    modes = list(dict.fromkeys(cell.mode_and_settings for cell in cells))
     message = f"the selector {selector!r} matches no cell"
     # A bare cache or mode name is the likeliest slip: names without a slash are environments.
     if (cache := nearest_name(selector, caches)) is not None:

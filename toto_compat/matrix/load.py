@@ -24,6 +24,7 @@ from toto_compat.matrix.document import (
     nearest_name,
     read_document,
 )
+from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.schema import Matrix
 
 MATRIX_FILE_NAME = "matrix.yaml"
@@ -81,10 +82,31 @@ def json_schema_text() -> str:
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
 
+def gates_markdown() -> str:
+    """Describe every gate, as committed in docs/gates.md."""
+    rows = [
+        f"| `{gate}` | {gate.rule.meaning} | {gate.rule.default.text if gate.rule.default else 'off'} "
+        f"| {gate.rule.suite} | {'CUDA only' if gate.rule.only_on else 'every device'} |"
+        for gate in Gate
+    ]
+    head = [
+        "# Gates",
+        "",
+        "A row is PASS only if every gate that applies was measured and held. Gates decide in this order: the first to",
+        "fail names the verdict, else the first that was not measured. Limits here are the defaults; `matrix.yaml`",
+        "holds others. Written by `toto-compat schema --gates > docs/gates.md`.",
+        "",
+        "| gate | what it counts | default limit | suite | decides on |",
+        "|---|---|---|---|---|",
+    ]
+    return "\n".join([*head, *rows]) + "\n"
+
+
 @click.command("schema")
-def schema_command() -> None:
+@click.option("--gates", is_flag=True, help="Print what every gate means instead, as Markdown.")
+def schema_command(gates: bool) -> None:
     """Print the JSON Schema of matrix.yaml, for editors and other tools."""
-    click.echo(json_schema_text(), nl=False)
+    click.echo(gates_markdown() if gates else json_schema_text(), nl=False)
 
 
 # --- schema mistakes, in words ---

@@ -12,9 +12,10 @@ import click
 import yaml
 from packaging.version import InvalidVersion, Version
 
+from toto_compat.contract.request import Device, Environment
 from toto_compat.errors import EnvironmentBuildError, ExitCode
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
-from toto_compat.matrix.schema import Device, Environment, Matrix
+from toto_compat.matrix.schema import Matrix
 
 # The CUDA tag of the wheel that a plain `pip install torch` takes on Linux: first release of a span -> tag.
 _DEFAULT_BUILDS = {

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from toto.model.attention import XFORMERS_AVAILABLE
 from toto.model.backbone import TotoBackbone
 from toto.model.toto import Toto
 
+from toto_compat.contract.request import Workload
 from toto_compat.errors import InputError
-from toto_compat.matrix.schema import Workload
 
 _COMMON = {
     "num_layers": 12,  # never fewer: production's guards failed one layer after the other
@@ -39,7 +40,7 @@ def build_backbone(
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(workload.seed)
-            backbone = TotoBackbone(**SHAPES[workload.model], use_memory_efficient_attention=_has_xformers())
+            backbone = TotoBackbone(**SHAPES[workload.model], use_memory_efficient_attention=bool(XFORMERS_AVAILABLE))
     return backbone.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
 
@@ -57,9 +58,3 @@ def _load_checkpoint(folder: Path) -> TotoBackbone:
         raise InputError(
             f"checkpoint {folder}: toto-ts cannot load it: {error}", hint="was it saved by toto-ts?"
         ) from error
-
-
-def _has_xformers() -> bool:
-    from toto.model.attention import XFORMERS_AVAILABLE
-
-    return bool(XFORMERS_AVAILABLE)

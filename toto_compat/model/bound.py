@@ -2,12 +2,10 @@
 
 import contextlib
 import copy
-import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import ceil
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,9 +14,8 @@ from toto.inference.forecaster import TotoForecaster
 from toto.model.backbone import TotoBackbone
 from toto.model.util import KVCache
 
-from toto_compat.errors import InputError
-from toto_compat.evidence.schema import CacheRequest
-from toto_compat.matrix.schema import CompileSettings
+from toto_compat.contract.request import CompileSettings
+from toto_compat.contract.torch_releases import config_name
 from toto_compat.model.series import Series
 
 StepObserver = Callable[[int], AbstractContextManager[None]]
@@ -26,7 +23,7 @@ StepObserver = Callable[[int], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class CompileSpec:
-    """How to compile. `backend` replaces the settings' one: the CUDA-graph predictor listens there."""
+    """Says how to compile. `backend` replaces the settings' one: the CUDA-graph predictor listens there."""
 
     mode: str = "default"
     settings: CompileSettings = field(default_factory=CompileSettings)
@@ -63,8 +60,6 @@ def class_name(cls: type) -> str:
 
 def apply_settings(settings: CompileSettings) -> None:
     """Set what the settings change, process-wide as production does; what they leave alone stays PyTorch's default."""
-    from toto_compat.observe.releases import config_name
-
     config = torch._dynamo.config
     if settings.capture_scalar_outputs:
         config.capture_scalar_outputs = True
@@ -191,46 +186,6 @@ def _allocator(model: TotoBackbone, cache_class: type) -> Callable[..., Any]:
         )
 
     return allocate
-
-
-def load_user_cache(source: str) -> type:
-    """The class behind 'path/to/file.py:Class'."""
-    path_text, _, name = source.rpartition(":")
-    path = Path(path_text)
-    spec = importlib.util.spec_from_file_location(f"user_cache_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise InputError(f"cache {source}: no Python file there", hint="give path/to/file.py:Class")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(f"cache {source}: importing it failed: {type(error).__name__}: {error}") from error
-    cls = getattr(module, name, None)
-    if not isinstance(cls, type):
-        raise InputError(
-            f"cache {source}: {path.name} has no class {name!r}", hint="the name after the colon is the class"
-        )
-    return cls
-
-
-def bind(
-    backbone: TotoBackbone,
-    cache: CacheRequest,
-    *,
-    compile_spec: CompileSpec | None = None,
-    max_patches: int | None = None,
-    batch_sizes: tuple[int, ...] = (),
-) -> BoundModel:
-    """The backbone with that cache, compiled if asked.
-
-    `max_patches` (longest context plus horizon) and `batch_sizes` (series times samples per batch) say what is to come:
-    a cache with fixed shapes makes them all at its first forecast, so that a later change compiles nothing.
-    """
-    from toto_compat.caches import builtin_binding
-
-    if cache.source != "builtin":
-        return WholeModel(backbone, load_user_cache(cache.source), compile_spec)
-    return builtin_binding(cache.name)(backbone, compile_spec, max_patches, batch_sizes)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ def give_compiler_head_start() -> threading.Thread:
 def _prepare_for_kernels() -> None:
     # a missing compiler or another release's internals: the first real kernel meets, or does without, the same
     with contextlib.suppress(Exception):
+        # in the thread: the import itself takes a second that nobody shall wait for
         from torch._inductor.codecache import CppPythonBindingsCodeCache
 
         # probe and header come before the kernel itself, which nobody asks for and which is therefore not compiled

@@ -9,10 +9,11 @@ from torch import Tensor
 from toto.inference.forecaster import TotoForecaster
 from toto.model.backbone import TotoBackbone
 
+from toto_compat.contract.caches import CACHES
+from toto_compat.contract.request import CacheRequest, CompileSettings
 from toto_compat.errors import InputError
-from toto_compat.evidence.schema import CacheRequest
-from toto_compat.matrix.schema import CompileSettings
-from toto_compat.model.bound import CompileSpec, WholeModel, bind
+from toto_compat.model.binding import bind
+from toto_compat.model.bound import CompileSpec, WholeModel
 from toto_compat.model.static_model import Context, StaticModel, why_not_static
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -37,14 +38,10 @@ def compile_toto(
     those shapes are compiled at the first forecast, others when they are first met. A model that fixed_size does not
     cover runs eager, with a warning, and `eager_because` says why; so does a forecast under torch.autocast.
     """
-    from toto_compat.caches import BUILTIN_CACHES
-
     if mode is not None and mode not in MODES:
         raise InputError(f"compile mode {mode!r} is unknown", hint=f"accepted: {', '.join(MODES)}")
-    if cache not in BUILTIN_CACHES and ":" not in cache:
-        raise InputError(
-            f"cache {cache!r} is unknown", hint=f"accepted: {', '.join(BUILTIN_CACHES)} or path/to/file.py:Class"
-        )
+    if cache not in CACHES and ":" not in cache:
+        raise InputError(f"cache {cache!r} is unknown", hint=f"accepted: {', '.join(CACHES)} or path/to/file.py:Class")
     backbone = _backbone_of(model)
     patch_size = backbone.patch_embed.stride
     max_patches = None
@@ -52,7 +49,7 @@ def compile_toto(
         max_patches = ceil((max_context or 0) / patch_size) + ceil((max_horizon or 0) / patch_size)
     bound = bind(
         backbone,
-        CacheRequest(name=cache, source="builtin" if cache in BUILTIN_CACHES else cache),
+        CacheRequest(name=cache, source="builtin" if cache in CACHES else cache),
         compile_spec=None if mode is None else CompileSpec(mode=mode, settings=settings or CompileSettings()),
         max_patches=max_patches,
         batch_sizes=batch_sizes,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from toto_compat.contract.csv_file import read_csv
+from toto_compat.contract.request import CsvSeries, Workload
 from toto_compat.errors import InputError
-from toto_compat.matrix.schema import CsvSeries, Workload
-from toto_compat.model.csv_file import read_csv
 
 
 @dataclass(frozen=True)

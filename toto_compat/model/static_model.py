@@ -2,11 +2,9 @@
 
 import contextlib
 import functools
-import gc
 import threading
-import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from math import ceil
@@ -16,26 +14,21 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 from toto.model.backbone import TotoBackbone
+from toto.model.util import KVCache
 
 from toto_compat.caches.fixed_size import FixedSizeKVCache
-from toto_compat.model.bound import CompileSpec, StepObserver, WholeModel, apply_settings, class_name
-from toto_compat.model.compiler_head_start import give_compiler_head_start
+from toto_compat.model.bound import CompileSpec, StepObserver, WholeModel, class_name
+from toto_compat.model.compile_step import RunStep, compile_step, no_full_collections, prepare_compiler
+from toto_compat.model.head import SUPPORTED_DISTRIBUTIONS, FusedHead
 from toto_compat.model.sampling import draw_patch
+from toto_compat.model.scaler_state import SUPPORTED_SCALERS
 from toto_compat.model.series import Series
-from toto_compat.model.static_step import (
-    SUPPORTED_DISTRIBUTIONS,
-    SUPPORTED_SCALERS,
-    FusedHead,
-    StaticStep,
-    without_extremes,
-)
-
-RunStep = Callable[[], tuple[Tensor, ...]]
+from toto_compat.model.static_step import PlainStep, StaticStep, without_extremes
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a forecast starts from, in toto-ts's terms. `future` holds known values of the last variates."""
+    """Holds what a forecast starts from, in toto-ts's terms. `future` holds known values of the last variates."""
 
     inputs: Tensor
     padding_mask: Tensor
@@ -45,7 +38,7 @@ class Context:
 
 @dataclass(frozen=True)
 class _Bucket:
-    step: StaticStep
+    step: PlainStep
     run: RunStep
 
 
@@ -76,30 +69,13 @@ def _forecasting(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-_NEVER = 1_000_000_000
-
-
-@contextlib.contextmanager
-def _no_full_collections() -> Iterator[None]:
-    """A compile makes so many objects that Python would search all of torch's, again and again, for garbage."""
-    young, middle, old = gc.get_threshold()
-    if old == _NEVER:  # another thread compiles, and will put it back
-        yield
-        return
-    gc.set_threshold(young, middle, _NEVER)
-    try:
-        yield
-    finally:
-        gc.set_threshold(young, middle, old)
-
-
 class StaticModel:
     """The fixed_size cache bound to a backbone. One forecast at a time: the buffers are shared, a lock guards them.
 
     Modes with CUDA graphs: forecast from one thread. Some releases of torch keep such graphs per thread.
     """
 
-    step_class: type[StaticStep] = StaticStep
+    step_class: type[PlainStep] = StaticStep
 
     def __init__(
         self,
@@ -123,10 +99,7 @@ class StaticModel:
         self._rewind_to = 0
         self._lock = threading.Lock()
         if compile_spec is not None:
-            apply_settings(compile_spec.settings)
-            on_cpu = next(backbone.parameters()).device.type == "cpu"
-            if on_cpu and compile_spec.torch_compile_arguments()["backend"] == "inductor":
-                give_compiler_head_start()
+            prepare_compiler(compile_spec, next(backbone.parameters()).device)
 
     # The interface the suites use
 
@@ -217,7 +190,7 @@ class StaticModel:
     # Buckets
 
     def _bucket(self, context: Context, batch: int, horizon_patches: int) -> _Bucket:
-        """The buffers and graph for these shapes; made, with every announced one, the first time they are asked for."""
+        """Find buffers and graph for these shapes; make them, with all announced ones, when first asked for."""
         self._notice_changed_weights(context)
         variates, steps = context.inputs.shape[1:]
         assert steps % self.patch_size == 0, (
@@ -245,31 +218,17 @@ class StaticModel:
         return max(16, ceil(wanted / 16) * 16)
 
     def _make_bucket(self, batch: int, variates: int, capacity: int) -> _Bucket:
+        """Make the buffers and compile the step over them, the one moment for both: forecasts only overwrite."""
         if self._head is None:
             self._head = FusedHead(self.backbone)
         step = self.step_class(self.backbone, self._head, batch=batch, variates=variates, capacity=capacity)
         bucket = _Bucket(step, self._compile(step))
-        with _no_full_collections():
+        with no_full_collections():
             bucket.run()  # compiles here, on empty buffers, rather than in the middle of a forecast
         return bucket
 
-    def _compile(self, step: StaticStep) -> RunStep:
-        spec = self._compile_spec
-        if spec is None:
-            return step.forward
-        # A code object per bucket: dynamo's limit of 8 is per code object, and nine buckets would reach it.
-        name = f"decode_step_batch{step.batch}_variates{step.variates}_capacity{step.capacity}"
-        plain = type(step).forward
-        function = types.FunctionType(plain.__code__.replace(co_name=name), plain.__globals__, name)
-        compiled = torch.compile(types.MethodType(function, step), fullgraph=True, dynamic=False, **_how(spec))
-        if spec.mode == "default":
-            return compiled
-
-        def replay() -> tuple[Tensor, ...]:
-            torch.compiler.cudagraph_mark_step_begin()
-            return compiled()
-
-        return replay
+    def _compile(self, step: PlainStep) -> RunStep:
+        return step.forward if self._compile_spec is None else compile_step(step, self._compile_spec)
 
     def _notice_changed_weights(self, context: Context) -> None:
         """Other tensors, another device or dtype: all buffers go. Other values in the same tensors: what was computed
@@ -300,7 +259,7 @@ class StaticModel:
     # One forecast
 
     @torch.inference_mode()  # a tenth faster than without gradients: most of the pass is call overhead
-    def _prefill(self, step: StaticStep, context: Context, *, copies: int, whole: bool) -> tuple[Tensor, ...]:
+    def _prefill(self, step: PlainStep, context: Context, *, copies: int, whole: bool) -> tuple[Tensor, ...]:
         """The one pass over the context, filling the buffers; the distribution of the newest patch or of all."""
         backbone, inputs = self.backbone, context.inputs
         scaled, loc, scale = backbone.scaler(
@@ -320,7 +279,7 @@ class StaticModel:
         step.scaler.begin(inputs, context.padding_mask, loc, scale, copies)
         self._rewind_to = inputs.shape[-1] // self.patch_size
         step.cache.begin(self._rewind_to)
-        parameters = step.head(hidden)
+        parameters = step.predict(hidden)
         self._refuse_not_finite(parameters, inputs.shape[0])
         last = slice(-self.patch_size, None) if loc.shape[-1] > 1 else slice(None)
         return *parameters, loc[..., last], scale[..., last]
@@ -336,7 +295,7 @@ class StaticModel:
                 "the predicted distribution is not finite: the series or its known future values hold NaN or infinity"
             )
 
-    def _rewind(self, step: StaticStep) -> None:
+    def _rewind(self, step: PlainStep) -> None:
         """Back to the end of the context for the next batch of samples: nothing of the context was overwritten."""
         step.scaler.rewind()
         step.cache.begin(self._rewind_to)
@@ -357,19 +316,6 @@ class StaticModel:
         return values
 
 
-def _how(spec: CompileSpec) -> dict[str, Any]:
-    """Arguments of torch.compile: the mode's own options, and two of the step's where inductor compiles it.
-
-    Shapes are fixed and guarded, so inductor need not check them again in every layer of every step; and a kernel that
-    never writes in place is the same kernel in more places, of which only one has to be compiled.
-    """
-    arguments = spec.torch_compile_arguments()
-    if arguments["backend"] != "inductor":
-        return arguments
-    of_mode = torch._inductor.list_mode_options(arguments["mode"]) if arguments["mode"] else {}
-    return {"backend": "inductor", "options": {**of_mode, "size_asserts": False, "inplace_buffers": False}}
-
-
 def bind_static(
     backbone: TotoBackbone,
     compile_spec: CompileSpec | None,
@@ -377,8 +323,6 @@ def bind_static(
     batch_sizes: tuple[int, ...] = (),
 ) -> StaticModel | WholeModel:
     """The static model; where it does not cover the backbone, toto-ts's own cache, eager, with a warning."""
-    from toto.model.util import KVCache
-
     not_covered = why_not_static(backbone)
     if not not_covered:
         return StaticModel(backbone, compile_spec, max_patches, batch_sizes)

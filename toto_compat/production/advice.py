@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from toto_compat.observe.events import EventKind
+from toto_compat.contract.events import EventKind
 
 _TRY_FIXED_SIZE = (
     "`nox -s matrix -- '*/fixed_size/*'` measures a cache without this; the table says where it can be used."

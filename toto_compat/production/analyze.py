@@ -16,10 +16,11 @@ from typing import Any, cast
 
 import click
 
+from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.torch_messages import printable
 from toto_compat.errors import ExitCode, InputError
-from toto_compat.observe.events import Event, EventKind, Severity
-from toto_compat.observe.parse import parse_lines, parse_stream, printable
-from toto_compat.observe.releases import ReleaseHint, release_hint
+from toto_compat.logs.parse import parse_lines, parse_stream
+from toto_compat.logs.release_hint import ReleaseHint, release_hint
 from toto_compat.production.advice import Advice, advice_for
 
 _RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
@@ -53,7 +54,7 @@ class Group:
 
 @dataclass
 class Analysis:
-    """What was found in some logs."""
+    """Holds what was found in some logs."""
 
     files: list[str]
     groups: list[Group]  # worst first, then most frequent
@@ -64,7 +65,7 @@ class Analysis:
         return sum(group.events for group in self.groups)
 
     def at_least(self, severity: Severity) -> int:
-        """How many events are at least this severe."""
+        """Tell how many events are at least this severe."""
         return sum(group.events for group in self.groups if _RANK[group.severity] <= _RANK[severity])
 
 

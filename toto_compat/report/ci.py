@@ -4,10 +4,10 @@ import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
-from toto_compat.matrix.schema import Device
+from toto_compat.contract.request import Device
 from toto_compat.report.table import markdown_table, plain_markdown
 from toto_compat.verdict.decision import Answer
-from toto_compat.verdict.gates import JudgedCell, JudgedGate, Status
+from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status
 from toto_compat.verdict.judged_run import JudgedRun
 
 # XML 1.0 has no way to write these, and torch colours its errors with one of them
@@ -42,9 +42,9 @@ def step_summary(judged: JudgedRun) -> str:
         f"{sum(cell.verdict is status for cell in judged.cells)} {status.value}"
         for status in (Status.PASS, Status.FAIL, Status.INCONCLUSIVE)
     )
-    answer = "\n".join(f"- {plain_markdown(found.sentence)}" for found in judged.decision.devices.values())
+    answer = "\n".join(f"- {plain_markdown(device.sentence)}" for device in judged.decision.devices.values())
     head = f"## torch.compile for Toto: {plain_markdown(judged.run.info.name)}\n\n{answer}\n\n{counts}\n\n"
-    table, _, _ = markdown_table(judged.cells, judged.decision).rpartition("\n\n")
+    table, _, _ = markdown_table(judged).rpartition("\n\n")
     lines, left = [], _SUMMARY_BYTES - len(head.encode())
     for line in table.splitlines():
         left -= len(line.encode()) + 1

@@ -4,6 +4,7 @@ import json
 import sys
 import webbrowser
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +12,26 @@ import click
 from tabulate import tabulate
 
 from toto_compat.errors import ExitCode
-from toto_compat.evidence.store import Run, find_run, load_run, write_atomically
+from toto_compat.evidence.files import write_atomically
+from toto_compat.evidence.store import Run, find_run, load_run
 from toto_compat.report.ci import badge, junit_xml, step_summary
 from toto_compat.report.compatibility import as_json, compatibility
+from toto_compat.report.record import decision_record
 from toto_compat.report.table import escaped_markdown, markdown_table, terminal_table
 from toto_compat.verdict.comparison import Change, RowChange, compare
 from toto_compat.verdict.judged_run import JudgedRun, judge_run, read_gates
-from toto_compat.verdict.record import decision_record
 
-FORMATS = ("table", "md", "html", "json", "junit", "summary", "badge", "decision")
+# What `--format` takes: a judged run -> text. A new format is a function and a row here; the page is written to a file.
+FORMATS: Mapping[str, Callable[[JudgedRun], str]] = {
+    "table": lambda judged: terminal_table(judged) + "\n",
+    "md": markdown_table,
+    "json": lambda judged: as_json(compatibility(judged)),
+    "junit": junit_xml,
+    "summary": step_summary,
+    "badge": lambda judged: json.dumps(badge(judged)) + "\n",
+    "decision": decision_record,
+}
+PAGE = "html"
 _RESULTS = click.option(
     "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
 )
@@ -30,7 +42,7 @@ _GATES = click.option(
 
 @click.command("report")
 @click.argument("run", default="latest")
-@click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
+@click.option("--format", "form", type=click.Choice([*FORMATS, PAGE]), default="table", show_default=True)
 @_GATES
 @click.option("--open", "open_page", is_flag=True, help="Write the HTML page and open it in the browser.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write to this file instead of the terminal.")
@@ -41,7 +53,7 @@ def report_command(
     """Show a RUN (a name under results/, a path, or 'latest'), judged from its stored evidence."""
     stored = _stored_run(run, results)
     judged = judge_run(stored, read_gates(gates, stored.info) if gates else None)
-    if open_page or form == "html":
+    if open_page or form == PAGE:
         # the run's own page stays what its own limits say
         name = f"compatibility-{gates.stem}.html" if gates else "compatibility.html"
         page = output or stored.folder / name
@@ -52,7 +64,8 @@ def report_command(
     if stored.unfinished:
         # on the error stream, so that every format stays what it is
         click.echo(f"{len(stored.unfinished)} planned cells have no result: {_some(stored.unfinished)}", err=True)
-    text = _as_text(judged, form, colour=output is None and sys.stdout.isatty())
+    on_terminal = form == "table" and output is None and sys.stdout.isatty()
+    text = terminal_table(judged, colour=True) + "\n" if on_terminal else FORMATS[form](judged)
     if output:
         write_atomically(output, text)
         click.echo(f"written: {output}", err=True)
@@ -82,7 +95,7 @@ def diff_command(
     fail_on_regression: bool,
     results: Path,
 ) -> None:
-    """What got better, worse, new or lost from run BEFORE to run AFTER (default: latest), noise taken into account.
+    """Show what got better, worse, new or lost from run BEFORE to run AFTER (default: latest), beyond noise.
 
     A name such as reference/cpu compares with the committed runs.
     """
@@ -108,19 +121,6 @@ def _stored_run(name: str, results: Path) -> Run:
 
 def _some(names: tuple[str, ...]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _as_text(judged: JudgedRun, form: str, *, colour: bool) -> str:
-    made = {
-        "table": lambda: terminal_table(judged.cells, judged.decision, colour=colour) + "\n",
-        "md": lambda: markdown_table(judged.cells, judged.decision),
-        "json": lambda: as_json(compatibility(judged.cells, judged.decision)),
-        "junit": lambda: junit_xml(judged),
-        "summary": lambda: step_summary(judged),
-        "badge": lambda: json.dumps(badge(judged)) + "\n",
-        "decision": lambda: decision_record(judged),
-    }
-    return made[form]()
 
 
 def _write_page(judged: JudgedRun, page: Path, results: Path) -> None:
@@ -165,9 +165,9 @@ def _diff_as_json(before: str, after: str, rows: list[RowChange]) -> dict[str, o
                 "before": row.before.value if row.before else None,
                 "after": row.after.value if row.after else None,
                 "gates": {
-                    found.gate.value: {"change": found.change.value, "text": found.text}
-                    for found in row.gates
-                    if found.change is not Change.SAME or found.text
+                    changed.gate.value: {"change": changed.change.value, "text": changed.text}
+                    for changed in row.gates
+                    if changed.change is not Change.SAME or changed.text
                 },
             }
             for row in rows

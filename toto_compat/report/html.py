@@ -10,11 +10,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from jinja2 import DictLoader, Environment, StrictUndefined
 from packaging.version import Version
 
-from toto_compat.evidence.schema import Figure
-from toto_compat.evidence.store import write_atomically
-from toto_compat.matrix.schema import Device, Gate, Suite
+from toto_compat.contract.request import Device
+from toto_compat.contract.result import Figure
+from toto_compat.contract.suites import Suite
+from toto_compat.evidence.files import write_atomically
+from toto_compat.matrix.gates import Gate
 from toto_compat.report.page_data import (
     PastRow,
     as_past_row,
@@ -26,10 +29,10 @@ from toto_compat.report.page_data import (
     trend_points,
 )
 from toto_compat.report.plots import MOST_SERIES, Point, Series, distribution_frame, latency_frame, trend_plot
+from toto_compat.report.record import ANSWERS, forecasts_text
 from toto_compat.verdict.decision import Answer, Contender, DeviceDecision, settings_to_copy
-from toto_compat.verdict.gates import JudgedCell, Status
+from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.judged_run import JudgedRun
-from toto_compat.verdict.record import ANSWERS, forecasts_text
 
 MARKS = {Status.PASS: "✔", Status.FAIL: "✘", Status.INCONCLUSIVE: "?"}
 _ANSWER_MARKS = {
@@ -59,8 +62,6 @@ def write_html(judged: JudgedRun, path: Path, *, results: Path | None = None) ->
 
 
 def render_page(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -> str:
-    from jinja2 import DictLoader, Environment, StrictUndefined
-
     page = {name: _asset(name) for name in ("page.html", "page.css", "page.js")}
     environment = Environment(loader=DictLoader(page), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": True}
@@ -77,7 +78,7 @@ def render_page(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -> 
         judged=judged,
         info=info,
         grid=grid_of(judged.cells),
-        decisions=[_decision_card(found) for found in judged.decision.devices.values()],
+        decisions=[_decision_card(answer) for answer in judged.decision.devices.values()],
         counts={status: sum(cell.verdict is status for cell in judged.cells) for status in MARKS},
         marks=MARKS,
         cells_per_pack=_CELLS_PER_PACK,
@@ -136,52 +137,52 @@ def _shared_provenances(cells: Sequence[JudgedCell]) -> tuple[list[dict[str, Any
     return held, numbers
 
 
-def _decision_card(found: DeviceDecision) -> dict[str, Any]:
-    enabled = found.answer in (Answer.ENABLE, Answer.ENABLE_WITH_SETTINGS)
-    tone = {Answer.KEEP_OFF: "FAIL", Answer.NOT_ENOUGH_EVIDENCE: "INCONCLUSIVE"}.get(found.answer, "PASS")
+def _decision_card(decided: DeviceDecision) -> dict[str, Any]:
+    enabled = decided.answer in (Answer.ENABLE, Answer.ENABLE_WITH_SETTINGS)
+    tone = {Answer.KEEP_OFF: "FAIL", Answer.NOT_ENOUGH_EVIDENCE: "INCONCLUSIVE"}.get(decided.answer, "PASS")
     return {
-        "device": "CUDA" if found.device is Device.CUDA else "CPU",
-        "answer": ANSWERS[found.answer],
-        "mark": _ANSWER_MARKS[found.answer],
+        "device": "CUDA" if decided.device is Device.CUDA else "CPU",
+        "answer": ANSWERS[decided.answer],
+        "mark": _ANSWER_MARKS[decided.answer],
         "tone": tone,
-        "sentence": found.sentence,
-        "why": found.reason,
-        "decided_by": found.decided_by.value if found.decided_by else "",
-        "name": found.contender.name if found.contender else "",
-        "releases": found.contender.history.text if found.contender else "",
-        "environments": ", ".join(found.environments),
+        "sentence": decided.sentence,
+        "why": decided.reason,
+        "decided_by": decided.decided_by.value if decided.decided_by else "",
+        "name": decided.contender.name if decided.contender else "",
+        "releases": decided.contender.history.text if decided.contender else "",
+        "environments": ", ".join(decided.environments),
         "break_even": (
-            f"{forecasts_text(found.break_even_cold)} from a cold start, "
-            f"{forecasts_text(found.break_even_warm)} from a warm one"
+            f"{forecasts_text(decided.break_even_cold)} from a cold start, "
+            f"{forecasts_text(decided.break_even_warm)} from a warm one"
         )
         if enabled
         else "",
-        "settings": "\n".join(settings_to_copy(found)),
-        "next": list(found.next_commands[:8]),
-        "more": max(0, len(found.next_commands) - 8),
-        "contenders": found.contenders,
+        "settings": "\n".join(settings_to_copy(decided)),
+        "next": list(decided.next_commands[:8]),
+        "more": max(0, len(decided.next_commands) - 8),
+        "contenders": decided.contenders,
     }
 
 
 def _trends(judged: JudgedRun) -> list[dict[str, str]]:
     """Speedup, recompiles and compile time over the releases, per device, where there are at least two releases."""
     plots = []
-    for device, found in judged.decision.devices.items():
+    for device, answer in judged.decision.devices.items():
         releases = sorted(
-            {cell.result.request.environment.torch for c in found.contenders for cell in c.cells}, key=Version
+            {cell.result.request.environment.torch for c in answer.contenders for cell in c.cells}, key=Version
         )
         if len(releases) < 2:
             continue
         for title, suite, name, y_label in _TRENDS:
             limit = judged.gates.get(Gate(name)) if name in set(Gate) else None
-            series = _series(found.contenders, suite, name)
+            series = _series(answer.contenders, suite, name)
             if series:
                 bound = None if limit is None else limit.min if limit.min is not None else limit.max
                 label = f"{title} over PyTorch releases on {device.value}"
                 prefix = f"{device.value}-{name}"
                 svg = trend_plot(series, order=releases, y_label=y_label, label=label, limit=bound, prefix=prefix)
                 plots.append(
-                    {"title": f"{device.value.upper()}: {title}", "svg": svg, "note": _left_out(found, series)}
+                    {"title": f"{device.value.upper()}: {title}", "svg": svg, "note": _left_out(answer, series)}
                 )
     return plots
 
@@ -189,8 +190,8 @@ def _trends(judged: JudgedRun) -> list[dict[str, str]]:
 def _series(contenders: Sequence[Contender], suite: Suite, name: str) -> list[Series]:
     # with more contenders than colours, those that passed somewhere and were tried on most releases come first
     ordered = sorted(contenders, key=lambda contender: (contender.newest_pass is None, -len(contender.cells)))
-    found = [Series(contender.name, _points(trend_points(contender, suite, name))) for contender in ordered]
-    return [line for line in found if line.points][:MOST_SERIES]
+    lines = [Series(contender.name, _points(trend_points(contender, suite, name))) for contender in ordered]
+    return [line for line in lines if line.points][:MOST_SERIES]
 
 
 def _points(figures: Sequence[tuple[str, Figure]]) -> tuple[Point, ...]:
@@ -201,8 +202,8 @@ def _points(figures: Sequence[tuple[str, Figure]]) -> tuple[Point, ...]:
     )
 
 
-def _left_out(found: DeviceDecision, series: Sequence[Series]) -> str:
-    missing = len(found.contenders) - len(series)
+def _left_out(answer: DeviceDecision, series: Sequence[Series]) -> str:
+    missing = len(answer.contenders) - len(series)
     return f"{missing} more without figures, or beyond the {MOST_SERIES} with the most releases." if missing else ""
 
 
@@ -211,16 +212,16 @@ def _history_plot(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -
     lines: list[tuple[str, list[PastRow]]] = []
     for cell in sorted(judged.cells, key=lambda cell: cell.verdict is not Status.PASS):
         past = [*history.get(cell_name(cell), ()), as_past_row(cell, judged.run.info)]
-        timed = [found for found in past if found.speedup is not None and math.isfinite(found.speedup)]
+        timed = [row for row in past if row.speedup is not None and math.isfinite(row.speedup)]
         if len(timed) > 1:
             lines.append((cell.result.cell, timed))
     chosen = lines[:MOST_SERIES]
-    runs = sorted({(found.date, found.run) for _, timed in chosen for found in timed})[-_MOST_RUNS:]
+    runs = sorted({(row.date, row.run) for _, timed in chosen for row in timed})[-_MOST_RUNS:]
     if not runs:
         return ""
     labels = _run_labels(runs)
     series = [
-        Series(name, tuple(Point(labels[found.run], found.speedup or 0.0) for found in timed if found.run in labels))
+        Series(name, tuple(Point(labels[row.run], row.speedup or 0.0) for row in timed if row.run in labels))
         for name, timed in chosen
     ]
     order = list(labels.values())

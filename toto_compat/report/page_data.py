@@ -10,21 +10,23 @@ from typing import Any
 
 from packaging.version import Version
 
+from toto_compat.contract.events import Event, EventKind
+from toto_compat.contract.result import Figure, Kind, SuiteEvidence
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import StorageError
-from toto_compat.evidence.schema import Figure, Kind, SuiteEvidence
-from toto_compat.evidence.store import RunInfo, StoredCell, list_runs, read_model
-from toto_compat.matrix.schema import Gate, Suite
-from toto_compat.observe.events import Event, EventKind
+from toto_compat.evidence.files import read_model
+from toto_compat.evidence.store import RunInfo, StoredCell, list_runs, load_run
+from toto_compat.matrix.gates import Gate
 from toto_compat.report.compatibility import row as compatibility_row
 from toto_compat.report.table import value_text
 from toto_compat.verdict.decision import Contender, torch_release
-from toto_compat.verdict.gates import JudgedCell, JudgedGate, limit_text, rerun_command
-from toto_compat.verdict.judged_run import JudgedRun, load_judged_run
+from toto_compat.verdict.judge import JudgedCell, JudgedGate, rerun_command
+from toto_compat.verdict.judged_run import JudgedRun, judge_run
 
 # enough to tell a spike from noise; more digits only make the page larger
 _SIGNIFICANT_DIGITS = 4
 _LONGEST_DETAILS = 6000
-_GATE_NAMES = frozenset(gate.value for gate in Gate)
+_GATE_FIGURES = frozenset((gate.rule.suite, gate.figure) for gate in Gate)
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,9 @@ def grid_of(cells: Sequence[JudgedCell]) -> Grid:
     rows: dict[tuple[str, str, str], None] = {}
     placed: dict[tuple[Column, tuple[str, str, str]], GridCell] = {}
     for number, cell in enumerate(cells):
-        request = cell.result.request
-        column = Column(request.environment_name, torch_release(cell), request.device.value)
-        key = (request.cache.name, request.mode, request.settings_name)
+        name = cell.result.cell
+        column = Column(name.environment, torch_release(cell), cell.result.request.device.value)
+        key = (name.cache, name.mode, name.settings)
         columns[column] = rows[key] = None
         placed[column, key] = GridCell(number, cell, _speedup(cell), _predicted(cell))
     ordered = sorted(columns, key=lambda column: (column.device, Version(column.torch), column.environment))
@@ -105,7 +107,7 @@ def cell_details(cell: JudgedCell, history: Sequence[PastRow], provenance_number
             _figure_row(suite, name, figure)
             for suite, evidence in result.evidence.items()
             for name, figure in evidence.figures.items()
-            if name not in _GATE_NAMES
+            if (suite, name) not in _GATE_FIGURES
         ],
         "events": grouped_events(event for evidence in result.evidence.values() for event in evidence.events),
         "eventsNotKept": sum(_events_not_kept(evidence) for evidence in result.evidence.values()),
@@ -137,7 +139,7 @@ def grouped_events(events: Iterable[Event]) -> list[dict[str, Any]]:
     for event in events:
         where = f"{event.file}:{event.line}" if event.file and event.line is not None else event.file
         groups[event.kind.value, event.function, where, event.normalised_reason or event.reason].append(event)
-    found = [
+    rows = [
         {
             "kind": kind,
             "function": function,
@@ -151,7 +153,7 @@ def grouped_events(events: Iterable[Event]) -> list[dict[str, Any]]:
         }
         for (kind, function, where, reason), group in groups.items()
     ]
-    return sorted(found, key=lambda group: (list(EventKind).index(EventKind(group["kind"])), -group["count"]))
+    return sorted(rows, key=lambda group: (list(EventKind).index(EventKind(group["kind"])), -group["count"]))
 
 
 def history_of(results: Path, *, until: JudgedRun) -> dict[str, list[PastRow]]:
@@ -183,11 +185,9 @@ def history_of(results: Path, *, until: JudgedRun) -> dict[str, list[PastRow]]:
 
 
 def cell_name(cell: JudgedCell) -> str:
-    """What identifies a row across runs: the device too, since a CUDA build can run on the CPU."""
-    request = cell.result.request
-    return _row_name(
-        request.device.value, request.environment_name, request.cache.name, request.mode, request.settings_name
-    )
+    """Return what identifies a row across runs: the device too, since a CUDA build can run on the CPU."""
+    name = cell.result.cell
+    return _row_name(cell.result.request.device.value, name.environment, name.cache, name.mode, name.settings)
 
 
 def as_past_row(cell: JudgedCell, info: RunInfo) -> PastRow:
@@ -208,19 +208,19 @@ def _row_name(*parts: str) -> str:
 
 def trend_points(contender: Contender, suite: Suite, name: str) -> list[tuple[str, Figure]]:
     """A measured figure of a contender along the releases; the last environment of a release stands for it."""
-    found: dict[str, Figure] = {}
+    newest: dict[str, Figure] = {}
     for cell in contender.cells:
         figure = cell.figure(suite, name)
         if figure and figure.value is not None and figure.kind is Kind.MEASURED:
-            found[torch_release(cell)] = figure
-    return list(found.items())
+            newest[torch_release(cell)] = figure
+    return list(newest.items())
 
 
 def _stored_rows(folder: Path) -> list[dict[str, Any]]:
     table = folder / "compatibility.json"
     if not table.is_file():
         # an interrupted run has cells and no table yet
-        return [compatibility_row(cell) for cell in load_judged_run(folder).cells]
+        return [compatibility_row(cell) for cell in judge_run(load_run(folder)).cells]
     try:
         rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
         return [dict(row) for row in rows]
@@ -259,7 +259,7 @@ def _gate(judged: JudgedGate) -> dict[str, Any]:
         "value": value_text(judged, "{:.4g}"),
         "unit": figure.unit if figure else "",
         "interval": interval,
-        "limit": limit_text(judged.limit),
+        "limit": judged.limit.text,
         "kind": judged.kind.value if judged.kind else "",
         "reason": judged.reason,
         "method": figure.method if figure else "",

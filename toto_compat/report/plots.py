@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
 # Colours that no palette has: matplotlib writes them, the page's variables replace them.
 _INK, _FAINT = "#010101", "#020202"
 _SERIES = tuple(f"#{number:02x}" + f"{number:02x}" * 2 for number in range(3, 11))
@@ -104,9 +107,6 @@ def latency_frame() -> Frame:
 
 
 def _figure(*, width: float, height: float) -> tuple[Any, Any]:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     mpl.rcParams["svg.fonttype"] = "none"  # text stays text: searchable, and in the page's own font
     mpl.rcParams["svg.hashsalt"] = "toto-compat"  # the same data gives the same bytes
     mpl.rcParams["font.family"] = "sans-serif"

@@ -6,10 +6,10 @@ from itertools import groupby
 import click
 from tabulate import tabulate
 
-from toto_compat.evidence.schema import Kind
-from toto_compat.matrix.schema import Gate
-from toto_compat.verdict.decision import Decision
-from toto_compat.verdict.gates import JudgedCell, JudgedGate, Status
+from toto_compat.contract.result import Kind
+from toto_compat.matrix.gates import Gate
+from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status
+from toto_compat.verdict.judged_run import JudgedRun
 
 # shape first, so that the verdict is clear without colour and in monospace alike
 MARKS = {Status.PASS: "+", Status.FAIL: "x", Status.INCONCLUSIVE: "?", Status.NOT_APPLICABLE: "-"}
@@ -17,47 +17,58 @@ _COLOURS = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yell
 _LEGEND = "recomp.: after warm-up/total. ~: predicted, decides nothing. Eager is the reference, not a row."
 
 
-def terminal_table(cells: Sequence[JudgedCell], decision: Decision, *, colour: bool = False) -> str:
+def terminal_table(judged: JudgedRun, *, colour: bool = False) -> str:
     """One block per environment, then the sentence that answers the question."""
+    columns = [column for column in gate_columns() if column[0].rule.column and column[0].rule.column.short]
+    headings = [_heading(column, short=True) for column in columns]
     blocks = []
-    for environment, group in groupby(cells, key=lambda cell: cell.result.request.environment_name):
-        rows = [_terminal_row(cell, colour=colour) for cell in group]
+    for environment, group in groupby(judged.cells, key=lambda cell: cell.result.cell.environment):
+        rows = [_terminal_row(cell, columns, colour=colour) for cell in group]
         # the headers as a row: tabulate pads real ones by two columns each, and eight of them would pass 100
-        headers = ["cache", "mode", "verdict", "decided by", "equiv", "recomp.", "breaks", "speedup"]
+        headers = ["cache", "mode", "verdict", "decided by", *headings]
         body = tabulate([headers, *rows], tablefmt="plain", disable_numparse=True, stralign="left")
         first, rest = body.split("\n", 1)
         blocks.append(f"{environment}\n{first}\n{'-' * len(first)}\n{rest}")
     blocks.append(_LEGEND)
-    blocks.append(decision.sentence)
+    blocks.append(judged.decision.sentence)
     return "\n\n".join(blocks)
 
 
-def markdown_table(cells: Sequence[JudgedCell], decision: Decision) -> str:
+def markdown_table(judged: JudgedRun) -> str:
     """The same as one Markdown table that can be pasted into a pull request."""
-    headers = ["environment", "device", "cache", "mode", "verdict", "decided by", "why", "equivalence",
-               "recompiles after warm-up / total", "graph breaks", "CUDA graphs", "speedup", "memory"]  # fmt: skip
+    columns = gate_columns()
+    headers = ["environment", "device", "cache", "mode", "verdict", "decided by", "why"]
+    headers += [_heading(column) for column in columns]
     rows = []
-    for cell in cells:
-        request = cell.result.request
+    for cell in judged.cells:
         row = [
-            request.environment_name,
-            request.device.value,
-            request.cache.name,
-            _mode(cell, separator="+"),
+            cell.result.cell.environment,
+            cell.result.request.device.value,
+            cell.result.cell.cache,
+            cell.result.cell.mode_and_settings,
             f"**{cell.verdict.value}**",
             cell.decided_by.value if cell.decided_by else "",
             cell.reason,
-            _status(cell, Gate.EQUIVALENCE),
-            _recompiles(cell),
-            _number(cell, Gate.GRAPH_BREAKS),
-            _number(cell, Gate.CUDAGRAPHS, na_shows_value=True),
-            _number(cell, Gate.SPEEDUP, pattern="{:.2f}x"),
-            _number(cell, Gate.MEMORY, pattern="{:.2f}x"),
+            *(_figures(cell, column, predictions=True) for column in columns),
         ]
         rows.append([escaped_markdown(text) for text in row])
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
     legend = "~ predicted, decides nothing; ? not measured. Eager is the reference, not a row."
-    return f"{table}\n\n{legend}\n\n{plain_markdown(decision.sentence)}\n"
+    return f"{table}\n\n{legend}\n\n{plain_markdown(judged.decision.sentence)}\n"
+
+
+def gate_columns() -> list[tuple[Gate, ...]]:
+    """The columns of the tables, from the gate table: gates with one heading share a column."""
+    columns: dict[str, list[Gate]] = {}
+    for gate in Gate:
+        if gate.rule.column:
+            columns.setdefault(gate.rule.column.short or gate.rule.column.title, []).append(gate)
+    return [tuple(gates) for gates in columns.values()]
+
+
+def _heading(gates: Sequence[Gate], *, short: bool = False) -> str:
+    shown = [gate.rule.column for gate in gates if gate.rule.column]
+    return shown[0].short if short else " / ".join(column.title for column in shown)
 
 
 def value_text(judged: JudgedGate, pattern: str = "{:g}") -> str:
@@ -68,45 +79,33 @@ def value_text(judged: JudgedGate, pattern: str = "{:g}") -> str:
     return mark + pattern.format(judged.value)
 
 
-def _terminal_row(cell: JudgedCell, *, colour: bool) -> list[str]:
+def _terminal_row(cell: JudgedCell, columns: Sequence[tuple[Gate, ...]], *, colour: bool) -> list[str]:
     verdict = f"{MARKS[cell.verdict]} {cell.verdict.value}"
     if colour:
         verdict = click.style(verdict, fg=_COLOURS[cell.verdict], bold=True)
     return [
-        _wrapped(cell.result.request.cache.name, 16),
-        _mode(cell, separator="\n+"),
+        _wrapped(cell.result.cell.cache, 16),
+        cell.result.cell.mode_and_settings.replace("+", "\n+"),
         verdict,
         _wrapped(cell.decided_by.value if cell.decided_by else "", 16),
-        _status(cell, Gate.EQUIVALENCE),
-        _recompiles(cell),
-        _number(cell, Gate.GRAPH_BREAKS),
-        _number(cell, Gate.SPEEDUP, pattern="{:.2f}x"),
+        *(_figures(cell, column) for column in columns),
     ]
 
 
-def _mode(cell: JudgedCell, *, separator: str) -> str:
-    request = cell.result.request
-    return request.mode if request.settings_name == "stock" else f"{request.mode}{separator}{request.settings_name}"
+def _figures(cell: JudgedCell, gates: Sequence[Gate], *, predictions: bool = False) -> str:
+    """Return what a column says of a cell; gates that were not judged leave it empty."""
+    return "/".join(_figure(cell, gate, predictions=predictions) for gate in gates)
 
 
-def _status(cell: JudgedCell, gate: Gate) -> str:
-    judged = cell.gates.get(gate)
-    if judged is None:
+def _figure(cell: JudgedCell, gate: Gate, *, predictions: bool) -> str:
+    judged, column = cell.gates.get(gate), gate.rule.column
+    if judged is None or column is None:
         return ""
-    return judged.status.value if judged.status in (Status.PASS, Status.FAIL) else MARKS[judged.status]
-
-
-def _recompiles(cell: JudgedCell) -> str:
-    return f"{_number(cell, Gate.RECOMPILES)}/{_number(cell, Gate.RECOMPILES_TOTAL)}"
-
-
-def _number(cell: JudgedCell, gate: Gate, *, pattern: str = "{:g}", na_shows_value: bool = False) -> str:
-    judged = cell.gates.get(gate)
-    if judged is None:
-        return ""
-    if judged.status is Status.NOT_APPLICABLE and not na_shows_value:
+    if not column.pattern:
+        return judged.status.value if judged.status in (Status.PASS, Status.FAIL) else MARKS[judged.status]
+    if judged.status is Status.NOT_APPLICABLE and not (predictions and column.shown_if_not_applicable):
         return MARKS[Status.NOT_APPLICABLE]
-    return value_text(judged, pattern)
+    return value_text(judged, column.pattern)
 
 
 def _wrapped(text: str, width: int) -> str:

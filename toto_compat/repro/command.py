@@ -11,12 +11,19 @@ from typing import Any
 
 import click
 
-from toto_compat.errors import EngineError, ExitCode, SelectionError
-from toto_compat.evidence.schema import CacheRequest, CellRequest, CellResult, Outcome
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.events import Event, EventKind
+from toto_compat.contract.request import CellProfile, CellRequest, Device
+from toto_compat.contract.result import CellResult, Outcome
+from toto_compat.contract.suites import Suite
+from toto_compat.errors import ExitCode, SelectionError
+from toto_compat.evidence.files import cache_folder
+from toto_compat.matrix.checkpoint import resolve_checkpoint
 from toto_compat.matrix.document import nearest_name
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
-from toto_compat.matrix.schema import Device, Matrix, Profile, Suite
-from toto_compat.observe.events import Event, EventKind
+from toto_compat.matrix.request import cell_request
+from toto_compat.matrix.schema import Matrix
+from toto_compat.matrix.selection import check_series
 from toto_compat.repro.incident import (
     ExpectedEvent,
     Incident,
@@ -26,12 +33,11 @@ from toto_compat.repro.incident import (
     load_incident,
     match_incident,
 )
-from toto_compat.runtimes.command import choose_device
+from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.local import ReadyCell, run_cells
 from toto_compat.runtimes.machine import find_gpus
-from toto_compat.runtimes.progress import progress_for
-from toto_compat.runtimes.seam import Runtime
-from toto_compat.runtimes.source import cache_folder, stage_source
+from toto_compat.runtimes.open import RuntimeName, open_runtime
+from toto_compat.runtimes.progress import progress_for, say
 
 PROFILE_NAME = "repro"
 
@@ -50,7 +56,7 @@ class Minutes(click.FloatRange):
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What came of running an incident again."""
+    """Holds what came of running an incident again."""
 
     incident: Incident
     result: CellResult
@@ -88,7 +94,7 @@ def repro_command(
     incident_file: Path,
     cache: str | None,
     environment: str | None,
-    runtime: str,
+    runtime: RuntimeName,
     device: str,
     timeout: float,
     as_json: bool,
@@ -103,6 +109,7 @@ def repro_command(
     matrix = load_matrix(matrix_path)
     request = incident_request(
         incident,
+        incident_file.resolve().parent,
         matrix,
         matrix_path,
         cache=cache,
@@ -119,6 +126,7 @@ def repro_command(
 
 def incident_request(
     incident: Incident,
+    incident_folder: Path,
     matrix: Matrix,
     matrix_path: Path,
     *,
@@ -127,30 +135,28 @@ def incident_request(
     device: Device = Device.CPU,
     timeout_minutes: float = 45.0,
 ) -> CellRequest:
-    """The one cell that shows the incident: only what the compiler does is watched, nothing is timed."""
+    """The one cell that shows the incident: only what the compiler does is watched, nothing is timed.
+
+    Its checkpoint and series are relative to the incident's own file.
+    """
     environment_name = known_name(environment or incident.environment, matrix.environments, "environment")
     cache_name = known_name(cache or incident.cache, matrix.caches, "cache")
-    source = matrix.caches[cache_name].source
-    if source != "builtin":
-        file, _, class_name = source.rpartition(":")
-        source = f"{(matrix_path.resolve().parent / file).resolve()}:{class_name}"
-    chosen = matrix.environments[environment_name]
-    return CellRequest(
-        cell=f"{environment_name}/{cache_name}/{incident.mode}+incident",
-        environment_name=environment_name,
-        environment=chosen,
-        cache=CacheRequest(name=cache_name, source=source),
-        mode=incident.mode,
-        settings_name="incident",
+    workload = incident.workload
+    check_series(workload, incident_folder)
+    checkpoint = workload.checkpoint
+    return cell_request(
+        matrix,
+        matrix_path,
+        CellName.of(environment_name, cache_name, incident.mode, "incident"),
         settings=incident.settings,
-        device=Device.CPU if chosen.device is Device.CPU else device,
         profile_name=PROFILE_NAME,
-        profile=Profile(
-            iterations=1, workload=PROFILE_NAME, suites=(Suite.RECOMPILE,), timeout_minutes=timeout_minutes
-        ),
-        workload=incident.workload,
-        limits=matrix.limits,
-        work_folder="",
+        profile=CellProfile(iterations=1, suites=(Suite.RECOMPILE,), timeout_minutes=timeout_minutes),
+        workload=workload,
+        workload_folder=incident_folder,
+        device=device,
+        checkpoint_folder=str(resolve_checkpoint(checkpoint, relative_to=incident_folder).folder)
+        if checkpoint
+        else None,
     )
 
 
@@ -162,12 +168,12 @@ def known_name(name: str, names: Any, what: str) -> str:
     return name
 
 
-def reproduce(incident: Incident, request: CellRequest, runtime_name: str, matrix: Matrix) -> Reproduction:
+def reproduce(incident: Incident, request: CellRequest, runtime_name: RuntimeName, matrix: Matrix) -> Reproduction:
     """Build the environment, run the cell, match its events."""
-    runtime = open_runtime(runtime_name, request, matrix)
-    prepared = runtime.prepare(request.environment_name, request.environment, say)
+    runtime = open_runtime(runtime_name, limits=matrix.limits, device=request.device, say=say)
+    prepared = runtime.prepare(request.cell.environment, request.environment, say)
     say(f"running {request.cell} in {runtime.name}; torch logs every recompile, this takes a few minutes")
-    finished: list[CellResult] = []
+    results: list[CellResult] = []
     logs = cache_folder() / "repro"
 
     def keep_log(_: str, log: Path) -> None:
@@ -183,10 +189,10 @@ def reproduce(incident: Incident, request: CellRequest, runtime_name: str, matri
             scratch=cache_folder() / "s",
             keep_log=keep_log,
             progress=progress,
-            on_finished=lambda _, done: finished.append(done.result),
+            on_finished=lambda _, done: results.append(done.result),
         )
-    (result,) = finished
-    if could_not_run(result):
+    (result,) = results
+    if why_not_run(result):
         say(f"its log is {logs / 'last.log'}")
     evidence = result.evidence.get(Suite.RECOMPILE)
     events = evidence.events if evidence else ()
@@ -194,25 +200,8 @@ def reproduce(incident: Incident, request: CellRequest, runtime_name: str, matri
     return Reproduction(incident, result, events, tuple(match_incident(incident, events, torch)))
 
 
-def open_runtime(name: str, request: CellRequest, matrix: Matrix) -> Runtime:
-    """docker where an engine answers and the environment can be built on it, else a virtualenv."""
-    from toto_compat.runtimes.venv import VenvRuntime
-
-    source, source_hash = stage_source()
-    if name != "venv":
-        from toto_compat.runtimes.docker import DockerRuntime
-
-        try:
-            return DockerRuntime(source, source_hash, limits=matrix.limits, device=request.device)
-        except EngineError as error:
-            if name == "docker":
-                raise
-            say(f"no container: {error.message}. A virtualenv does as well here.")
-    return VenvRuntime(source, source_hash)
-
-
-def could_not_run(result: CellResult) -> str:
-    """Why there is no evidence; empty where there is. A forecast that raises is evidence too."""
+def why_not_run(result: CellResult) -> str:
+    """Say why there is no evidence; empty where there is. A forecast that raises is evidence too."""
     if result.failure is not None:
         return f"{result.failure.kind}: {result.failure.message}"
     evidence = result.evidence.get(Suite.RECOMPILE)
@@ -224,7 +213,7 @@ def could_not_run(result: CellResult) -> str:
 
 
 def exit_code(reproduction: Reproduction) -> ExitCode:
-    if could_not_run(reproduction.result):
+    if why_not_run(reproduction.result):
         return ExitCode.CELL_NOT_RUN
     return ExitCode.OK if reproduction.reproduced else ExitCode.NOT_REPRODUCED
 
@@ -232,13 +221,13 @@ def exit_code(reproduction: Reproduction) -> ExitCode:
 def as_text(reproduction: Reproduction) -> str:
     incident, result = reproduction.incident, reproduction.result
     where = result.provenance
-    cache = result.request.cache.name
+    cache = result.cell.cache
     lines = [
         f"{incident.title} ({incident.date})",
         f"  ran  {cache}, mode {incident.mode}, torch {where.torch} in {where.runtime}"
         f"{f' {where.image[:19]}' if where.image else ''}, lock {where.lock[:12]}",
     ]
-    problem = could_not_run(result)
+    problem = why_not_run(result)
     if problem:
         last = result.failure.last_lines[-5:] if result.failure else ()
         return "\n".join([*lines, f"NOT RUN: {problem}", *(f"    {line}" for line in last)])
@@ -255,7 +244,7 @@ def as_text(reproduction: Reproduction) -> str:
         lines.append("REPRODUCED")
     elif not reproduction.matches:
         lines.append(f"NOT REPRODUCED: none of the expected events applies to torch {where.torch}")
-    elif cache != incident.cache and not any(match.found for match in reproduction.matches):
+    elif cache != incident.cache and not any(match.events for match in reproduction.matches):
         lines.append(f"GONE with {cache}: not one of the incident's events occurred")
     else:
         lines.append("NOT REPRODUCED")
@@ -267,13 +256,13 @@ def as_data(reproduction: Reproduction) -> dict[str, Any]:
     return {
         "incident": reproduction.incident.title,
         "cell": result.cell,
-        "reproduced": reproduction.reproduced and not could_not_run(result),
-        "could_not_run": could_not_run(result) or None,
+        "reproduced": reproduction.reproduced and not why_not_run(result),
+        "could_not_run": why_not_run(result) or None,
         "matches": [
             {
                 "expected": match.expected.model_dump(mode="json", exclude_none=True),
                 "holds": match.holds,
-                "found": len(match.found),
+                "found": len(match.events),
                 "nearest": match.nearest.model_dump(mode="json", exclude_defaults=True) if match.nearest else None,
             }
             for match in reproduction.matches
@@ -282,8 +271,3 @@ def as_data(reproduction: Reproduction) -> dict[str, Any]:
         "events": dict(Counter(event.kind.value for event in reproduction.events)),
         "provenance": result.provenance.model_dump(mode="json"),
     }
-
-
-def say(text: str) -> None:
-    """To stderr: stdout is for the outcome alone."""
-    click.echo(text, err=True)

@@ -7,12 +7,12 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from toto_compat.contract.events import Event, EventKind
+from toto_compat.contract.request import TORCH_RELEASE, CompileSettings, Workload
+from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import InputError, MatrixFileError
 from toto_compat.matrix.document import describe_mistakes, read_document
 from toto_compat.matrix.load import schema_mistakes
-from toto_compat.matrix.schema import TORCH_RELEASE, CompileSettings, Workload
-from toto_compat.observe.events import Event, EventKind
-from toto_compat.strict_model import StrictModel
 
 # In the order in which a near miss is judged: the same place matters more than the same words.
 _COMPARED = ("function", "file", "line", "limit", "compile_id", "reason", "normalised_reason", "logged_from")
@@ -60,12 +60,12 @@ class Match:
     """One expected event: the events that agree, or the nearest one and how it differs."""
 
     expected: ExpectedEvent
-    found: tuple[Event, ...]
+    events: tuple[Event, ...]
     nearest: Event | None = None
 
     @property
     def holds(self) -> bool:
-        return len(self.found) >= self.expected.at_least
+        return len(self.events) >= self.expected.at_least
 
 
 def load_incident(path: Path) -> Incident:
@@ -96,11 +96,11 @@ def match_incident(incident: Incident, events: Sequence[Event], torch: str) -> l
 
 def match_event(expected: ExpectedEvent, events: Iterable[Event]) -> Match:
     same_kind = [event for event in events if event.kind is expected.kind]
-    found = tuple(event for event in same_kind if not differences(expected, event))
+    agreeing = tuple(event for event in same_kind if not differences(expected, event))
     nearest = None
-    if len(found) < expected.at_least and same_kind:
+    if len(agreeing) < expected.at_least and same_kind:
         nearest = min(same_kind, key=lambda event: _distance(expected, event))
-    return Match(expected, found, nearest)
+    return Match(expected, agreeing, nearest)
 
 
 def differences(expected: ExpectedEvent, event: Event) -> list[str]:
@@ -119,9 +119,9 @@ def describe_match(match: Match) -> list[str]:
     expected = match.expected
     head = _wanted(expected)
     if match.holds:
-        return [f"as in production   {head}{f' ({len(match.found)} times)' if len(match.found) > 1 else ''}"]
-    if match.found:
-        return [f"too few            {head}", f"                   found only {len(match.found)}"]
+        return [f"as in production   {head}{f' ({len(match.events)} times)' if len(match.events) > 1 else ''}"]
+    if match.events:
+        return [f"too few            {head}", f"                   found only {len(match.events)}"]
     if match.nearest is None:
         return [f"missing            {head}", f"                   no {expected.kind.value} at all"]
     lines = [f"different          {head}"]

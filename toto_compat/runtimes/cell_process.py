@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Provenance
+from toto_compat.contract.request import CellRequest, Origin
+from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.runtimes import supervise
 from toto_compat.runtimes.seam import OnLine
 
@@ -23,15 +24,15 @@ RESULT_FILE = "result.json"
 LOG_FILE = "cell.log"
 INSIDE = "inside"  # of a cell's folder: the part that its container can write to
 
-_LAST_LINES = 25
-_LONGEST_LINE = 400  # in a result; the log has all of it
+LAST_LINES = 25
+LONGEST_LINE = 400  # in a result; the log has all of it
 _STOP_PATIENCE_SECONDS = 15.0
 _LARGEST_RESULT = 200_000_000
 
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How a cell's process ended. Exit codes above 128 are signals, as a shell counts them."""
+    """Says how a cell's process ended. Exit codes above 128 are signals, as a shell counts them."""
 
     code: int
     timed_out: bool = False
@@ -69,7 +70,7 @@ class CellProcesses:
                 start_new_session=True,
             )
             self._running.add(process)
-        last: deque[str] = deque(maxlen=_LAST_LINES)
+        last: deque[str] = deque(maxlen=LAST_LINES)
         reader = threading.Thread(target=_copy_lines, args=(process, folder / LOG_FILE, last, on_line), daemon=True)
         reader.start()
         timed_out = False
@@ -107,7 +108,7 @@ class CellProcesses:
 
 
 def _close_stdin(process: subprocess.Popen[str]) -> None:
-    """The supervisor takes that as the order to end the cell's process tree."""
+    """Order the supervisor to end the cell's process tree: it takes a closed stdin as that."""
     assert process.stdin is not None
     try:
         process.stdin.close()
@@ -131,7 +132,7 @@ def _copy_lines(process: subprocess.Popen[str], log: Path, last: deque[str], on_
             for line in process.stdout:
                 file.write(line)
                 file.flush()
-                last.append(line.rstrip("\n")[:_LONGEST_LINE])
+                last.append(line.rstrip("\n")[:LONGEST_LINE])
                 on_line(line.rstrip("\n"))
     except OSError as error:
         last.append(f"{log}: {error.strerror}")
@@ -141,9 +142,10 @@ def _copy_lines(process: subprocess.Popen[str], log: Path, last: deque[str], on_
 
 
 def collect_result(request: CellRequest, folder: Path, end: ProcessEnd, known: Provenance) -> CellResult:
-    """The cell's own result file where it is whole, else what can be said about how it ended.
+    """Return the cell's own result where it is whole, else what can be said about how it ended.
 
-    `known` fills what the cell cannot know about itself: lock, runtime, source."""
+    `known` is what the runtime knows of the cell, whatever the cell left.
+    """
     written, unreadable = _read_result(folder / RESULT_FILE, request)
     evidence = written.evidence if written else {}
     failure: Failure | None
@@ -154,8 +156,7 @@ def collect_result(request: CellRequest, folder: Path, end: ProcessEnd, known: P
     else:
         failure = _failure(request, end, unreadable)
     facts = (written.provenance if written else known).model_dump()
-    for field in ("lock", "runtime", "source_hash"):
-        facts[field] = getattr(known, field) or facts[field]
+    facts |= {field: getattr(known, field) for field in Origin.model_fields}
     for field in ("started", "finished"):
         facts[field] = facts[field] or getattr(known, field)
     return CellResult(
@@ -164,8 +165,11 @@ def collect_result(request: CellRequest, folder: Path, end: ProcessEnd, known: P
 
 
 def read_left_file(path: str | Path, largest: int, *, in_folder: int | None = None, end_only: bool = False) -> bytes:
-    """A file that a cell left. The cell may have put anything there: no link is followed, no pipe waited for, and of a
-    file larger than `largest` bytes there is nothing, or its end. `in_folder` is an open folder that `path` lies in."""
+    """Read a file that a cell left. The cell may have put anything there: no link is followed, no pipe waited for.
+
+    A file larger than `largest` bytes is an error, or only its end is read. `in_folder` is an open folder that `path`
+    lies in.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         handle = os.open(path, flags, dir_fd=in_folder)
@@ -225,8 +229,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def bytes_of(size: str) -> int:
-    """'8g' or '512m', as containers count them."""
-    return int(size[:-1]) * {"m": 2**20, "g": 2**30}[size[-1]]

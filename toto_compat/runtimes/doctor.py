@@ -11,14 +11,15 @@ from pathlib import Path
 
 import click
 
+from toto_compat.contract.request import Device
+from toto_compat.environments.engine import engine_endpoint, open_client
+from toto_compat.environments.pythons import compiler_version, find_compiler, find_python, how_to_get_python
+from toto_compat.environments.virtualenv import disk_needed, read_built, venv_folder
 from toto_compat.errors import EngineError, EnvironmentBuildError
+from toto_compat.evidence.files import cache_folder
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
-from toto_compat.matrix.schema import Device, Matrix
-from toto_compat.runtimes.engine import engine_endpoint, open_client
+from toto_compat.matrix.schema import Matrix
 from toto_compat.runtimes.machine import core_count, cpu_model, find_gpus
-from toto_compat.runtimes.pythons import compiler_version, find_compiler, find_python, how_to_get_python
-from toto_compat.runtimes.source import cache_folder
-from toto_compat.runtimes.venv import disk_needed, read_built, venv_folder
 
 _TIMEOUT_SECONDS = 3
 
@@ -60,7 +61,7 @@ def examine_compiler() -> Finding:
 
 
 def examine_environments(matrix: Matrix | None, *, in_containers: bool) -> Iterator[Finding]:
-    """Whether each environment's Python is here; builds nothing. A container brings its own."""
+    """Look for each environment's Python; builds nothing. A container brings its own."""
     if matrix is None:
         yield Finding("environments", State.OPTIONAL, "no matrix.yaml here", "run it in the project's folder")
         return
@@ -71,31 +72,31 @@ def examine_environments(matrix: Matrix | None, *, in_containers: bool) -> Itera
             pythons[minor] = examine_python(minor)
         python = pythons[minor]
         built = read_built(venv_folder(name, environment))
-        found = f"built, torch {built.torch}" if built else f"not built yet, {python.found}"
+        there = f"built, torch {built.torch}" if built else f"not built yet, {python.found}"
         state = State.OK if built else python.state
         if state is State.MISSING and in_containers:
-            state, found = State.OPTIONAL, f"runs in a container; for a virtualenv or a new lock: {python.found}"
-        yield Finding(name, state, found, "" if built else python.fix)
+            state, there = State.OPTIONAL, f"runs in a container; for a virtualenv or a new lock: {python.found}"
+        yield Finding(name, state, there, "" if built else python.fix)
 
 
 def examine_python(minor: str) -> Finding:
     try:
-        found = find_python(minor)
+        python = find_python(minor)
     except EnvironmentBuildError as error:
         return Finding(f"Python {minor}", State.MISSING, error.message, error.hint or how_to_get_python(minor))
-    return Finding(f"Python {minor}", State.OK, f"Python {found.version} at {found.executable}")
+    return Finding(f"Python {minor}", State.OK, f"Python {python.version} at {python.executable}")
 
 
 def examine_disk(matrix: Matrix | None) -> Finding:
     cache = cache_folder()
     free = shutil.disk_usage(cache).free
-    found = f"{free / 10**9:.0f} GB free in {cache}"
+    shown = f"{free / 10**9:.0f} GB free in {cache}"
     environments = matrix.environments.values() if matrix else []
     largest = max((disk_needed(environment) for environment in environments), default=2 * 10**9)
     if free < largest:
         fix = "`toto-compat prune`, or set TOTO_COMPAT_CACHE to a folder on another disk"
-        return Finding("disk", State.MISSING, f"{found}; an environment takes up to {largest / 10**9:.0f} GB", fix)
-    return Finding("disk", State.OK, found)
+        return Finding("disk", State.MISSING, f"{shown}; an environment takes up to {largest / 10**9:.0f} GB", fix)
+    return Finding("disk", State.OK, shown)
 
 
 def examine_gpu() -> Iterator[Finding]:
@@ -138,13 +139,13 @@ def examine_slurm() -> Finding:
 
 def examine_chromium() -> Finding:
     for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return Finding("Chromium", State.OK, found)
+        if browser := shutil.which(name):
+            return Finding("Chromium", State.OK, browser)
     return Finding("Chromium", State.OPTIONAL, "none", "only for the browser tests: `apt-get install chromium`")
 
 
 def what_it_can_run(findings: list[Finding]) -> str:
-    """The closing sentence."""
+    """Sum the findings up in one sentence."""
     broken = [finding.part for finding in findings if finding.state is State.MISSING]
     has_gpu = any(finding.part.startswith("GPU ") and finding.part[4:].isdigit() for finding in findings)
     where = (
@@ -162,7 +163,7 @@ def what_it_can_run(findings: list[Finding]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @matrix_option
 def doctor_command(as_json: bool, matrix_file: Path | None) -> None:
-    """What this machine can run, and the command for each missing part."""
+    """Say what this machine can run, with the command for each missing part."""
     matrix = None
     if matrix_file is not None or Path("matrix.yaml").exists():
         matrix = load_matrix(find_matrix_file(matrix_file))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from toto_compat.contract.request import CellRequest
+from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.errors import StorageError
-from toto_compat.evidence.schema import CellRequest, CellResult, Failure, Provenance
 from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE, read_left_file
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
@@ -167,7 +168,7 @@ def abandoned_scratch(scratch: Path) -> list[Path]:
 
 
 def _append_group_logs(folder: Path) -> None:
-    """What the processes inside the cell printed, into the one log that is kept."""
+    """Return what the processes inside the cell printed, into the one log that is kept."""
     try:
         with (folder / LOG_FILE).open("ab") as kept:
             for work in (folder / "work", folder / INSIDE / "work"):

@@ -8,9 +8,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from toto_compat.contract.request import Device
+from toto_compat.environments.pythons import compiler_version, find_compiler
 from toto_compat.errors import EnvironmentBuildError
-from toto_compat.matrix.schema import Device
-from toto_compat.runtimes.pythons import compiler_version, find_compiler
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Gpu:
 
 @functools.cache
 def find_gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that answer; none where nvidia-smi is missing or has no device."""
+    """Ask for the NVIDIA GPUs that answer; none where nvidia-smi is missing or has no device."""
     if shutil.which("nvidia-smi") is None:
         return ()
     query = ["nvidia-smi", "--query-gpu=index,name,driver_version,compute_cap", "--format=csv,noheader"]
@@ -48,12 +48,12 @@ def cpu_model() -> str:
 
 
 def core_count() -> int:
-    """Cores this process may use, which in a container is less than the machine has."""
+    """Count the cores this process may use, which in a container is less than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine_identity(device: Device) -> str:
-    """Part of a result's key: a result of another processor, compiler, GPU or driver is another result."""
+    """Name this machine for a result's key: one of another processor, compiler, GPU or driver is another result."""
     try:
         compiler = compiler_version(find_compiler())
     except EnvironmentBuildError:

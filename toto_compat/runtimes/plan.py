@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toto_compat.evidence.schema import CellRequest
+from toto_compat.contract.request import CellRequest, Device, Environment
+from toto_compat.evidence.files import cache_folder
 from toto_compat.evidence.store import CellStore, StoredCell, cell_key, timing_name
-from toto_compat.matrix.schema import Device, Environment
-from toto_compat.runtimes.machine import machine_identity
-from toto_compat.runtimes.seam import Runtime
-from toto_compat.runtimes.venv import disk_needed, download_size
+from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.checkpoint import find_checkpoint
+from toto_compat.matrix.request import matrix_request
+from toto_compat.matrix.selection import Selection
+from toto_compat.runtimes.machine import core_count, find_gpus, machine_identity
+from toto_compat.runtimes.seam import BuildNeeds, Runtime
 
-_BUILD_SECONDS = {Device.CPU: 90.0, Device.CUDA: 240.0}  # measured on two cores and a fast index
 # Quick cells of the tiny model, two at a time on two cores, took 250 to 410 s; the base model and more iterations more.
 _GUESSED_CELL_SECONDS = 330.0
 _GUESSED_SECONDS_PER_ITERATION = {"tiny": 10.0, "base": 120.0}
@@ -23,17 +25,19 @@ class PlannedCell:
     """One cell of the run; `stored` is its result if an earlier run has it already."""
 
     request: CellRequest
-    key: str  # empty while the environment is not built: its lock is part of the key
+    key: str  # empty while something that is part of it, an environment or a checkpoint, is not here
     stored: StoredCell | None
 
 
 @dataclass(frozen=True)
 class Plan:
+    """Holds what will be done, and what that takes."""
+
     cells: tuple[PlannedCell, ...]
     to_build: dict[str, Environment]
-    obstacles: dict[str, str]  # of those to be built, by name
-    download_bytes: int
-    disk_bytes: int
+    obstacles: dict[str, str]  # of the environments, by name: why cells of it will not run
+    needs: BuildNeeds  # of all that is to be built
+    to_download: str | None  # a checkpoint that is not here yet
     seconds: float
     based_on: str
     jobs: int
@@ -49,17 +53,40 @@ class Plan:
         return tuple(cell for cell in self.cells if cell.stored is not None)
 
 
+def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: Asked) -> Plan:
+    """Work out what is to be run, built and fetched. Nothing is changed, on this machine or elsewhere."""
+    checkpoint = selection.workload.checkpoint
+    folder = find_checkpoint(checkpoint, relative_to=selection.matrix_path.resolve().parent) if checkpoint else None
+    requests = [
+        matrix_request(
+            selection.matrix,
+            selection.matrix_path,
+            cell,
+            asked.profile,
+            selection.device,
+            checkpoint_folder=str(folder) if folder else None,
+            quiet_lock=str(cache_folder() / "quiet.lock"),
+        )
+        for cell in selection.cells
+    ]
+    to_download = checkpoint if checkpoint and folder is None else None
+    cells = plan_cells(requests, runtime, store, fresh=asked.fresh or to_download is not None)
+    on_gpus = selection.device is Device.CUDA
+    jobs = asked.jobs or (len(find_gpus()) if on_gpus else min(2, core_count()))
+    return make_plan(cells, runtime, store, jobs=jobs, device=selection.device, to_download=to_download)
+
+
 def plan_cells(
-    requests: Sequence[CellRequest], runtime: Runtime, store: CellStore, source_hash: str, *, fresh: bool
+    requests: Sequence[CellRequest], runtime: Runtime, store: CellStore, *, fresh: bool
 ) -> list[PlannedCell]:
     """Look every cell up in the store, as far as its environment's lock is known."""
-    locks = {request.environment_name: request.environment for request in requests}
-    known = {name: runtime.lock_of(name, environment) for name, environment in locks.items()}
+    environments = {request.cell.environment: request.environment for request in requests}
+    locks = {name: runtime.lock_of(name, environment) for name, environment in environments.items()}
     machines = {device: machine_identity(device) for device in {request.device for request in requests}}
     planned = []
     for request in requests:
-        lock = known[request.environment_name]
-        key = "" if lock is None else key_of(request, lock, source_hash, machines[request.device])
+        lock = locks[request.cell.environment]
+        key = "" if lock is None else key_of(request, lock, runtime.source.hash, machines[request.device])
         stored = store.get(key) if key and not fresh else None
         planned.append(PlannedCell(request, key, stored))
     return planned
@@ -69,17 +96,31 @@ def key_of(request: CellRequest, lock: str, source_hash: str, machine: str | Non
     return cell_key(request, lock=lock, source_hash=source_hash, machine=machine or machine_identity(request.device))
 
 
-def make_plan(cells: Sequence[PlannedCell], runtime: Runtime, store: CellStore, *, jobs: int, device: Device) -> Plan:
-    needed = {cell.request.environment_name: cell.request.environment for cell in cells if cell.stored is None}
+def make_plan(
+    cells: Sequence[PlannedCell],
+    runtime: Runtime,
+    store: CellStore,
+    *,
+    jobs: int,
+    device: Device,
+    to_download: str | None = None,
+) -> Plan:
+    needed = {cell.request.cell.environment: cell.request.environment for cell in cells if cell.stored is None}
     to_build = {name: env for name, env in needed.items() if runtime.lock_of(name, env) is None}
+    needs = [runtime.needs(name, environment) for name, environment in to_build.items()]
     seconds, based_on = estimate([cell.request for cell in cells if cell.stored is None], store, jobs=jobs)
+    whole = BuildNeeds(
+        download_bytes=sum(one.download_bytes for one in needs),
+        disk_bytes=sum(one.disk_bytes for one in needs),
+        seconds=sum(one.seconds for one in needs),
+    )
     return Plan(
         cells=tuple(cells),
         to_build=to_build,
-        obstacles={name: found for name, env in to_build.items() if (found := runtime.obstacle(name, env))},
-        download_bytes=sum(download_size(environment) for environment in to_build.values()),
-        disk_bytes=sum(disk_needed(environment) for environment in to_build.values()),
-        seconds=seconds + sum(_BUILD_SECONDS[environment.device] for environment in to_build.values()),
+        obstacles={name: why for name, env in needed.items() if (why := runtime.obstacle(name, env))},
+        needs=whole,
+        to_download=to_download,
+        seconds=seconds + whole.seconds,
         based_on=based_on,
         jobs=jobs,
         runtime=runtime.name,
@@ -114,20 +155,23 @@ def _guess(request: CellRequest) -> float:
 def plan_text(plan: Plan) -> str:
     """The plan as it is printed."""
     lines = [f"{_cells(len(plan.cells))}, runtime {plan.runtime}, device {plan.device.value}, {plan.jobs} at a time"]
-    environments = dict.fromkeys(cell.request.environment_name for cell in plan.cells)
+    environments = dict.fromkeys(cell.request.cell.environment for cell in plan.cells)
     for name in environments:
-        own = [cell for cell in plan.cells if cell.request.environment_name == name]
+        own = [cell for cell in plan.cells if cell.request.cell.environment == name]
         kept = sum(cell.stored is not None for cell in own)
-        state = "cannot be built" if name in plan.obstacles else "to be built" if name in plan.to_build else "ready"
+        build = name in plan.to_build
+        stopped = "cannot be built" if build else "cannot run"
+        state = stopped if name in plan.obstacles else "to be built" if build else "ready"
         on_cpu = own[0].request.environment.device is Device.CUDA and own[0].request.device is Device.CPU
         note = ", its CUDA build on the CPU" if on_cpu else ""
         lines.append(f"  {name} ({state}{note}): {len(own) - kept} to run, {kept} from the store")
         lines += [f"    {line.strip()}" for line in plan.obstacles.get(name, "").splitlines()]
         lines += [f"    {cell.request.cell}{_when(cell)}" for cell in own]
+    if plan.to_download:
+        lines.append(f"  downloads the checkpoint {plan.to_download}")
     if plan.to_build:
-        lines.append(
-            f"  downloads about {_gigabytes(plan.download_bytes)}, disk about {_gigabytes(plan.disk_bytes)} at most"
-        )
+        downloads, disk = _gigabytes(plan.needs.download_bytes), _gigabytes(plan.needs.disk_bytes)
+        lines.append(f"  downloads about {downloads}, disk about {disk} at most")
     if plan.to_run:
         lines.append(f"  estimated {_duration(plan.seconds)}, from {plan.based_on}")
     return "\n".join(lines)
@@ -143,8 +187,8 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "jobs": plan.jobs,
         "environments_to_build": list(plan.to_build),
         "obstacles": plan.obstacles,
-        "download_bytes": plan.download_bytes,
-        "disk_bytes": plan.disk_bytes,
+        "download_bytes": plan.needs.download_bytes,
+        "disk_bytes": plan.needs.disk_bytes,
         "estimated_seconds": round(plan.seconds),
         "estimate_based_on": plan.based_on,
     }

@@ -1,6 +1,7 @@
-"""What an environment's container can do, asked from inside it before its first cell, with a cell's own hardening.
+"""Tries what an environment's cells rely on, run by the environment's own interpreter before its first cell.
 
-`python -I probe.py <answer.json>`. Standard library and torch only; every check is tried, none stops the others.
+`python -I probe.py <answer.json> <check>...`, in a container with a cell's own hardening. Standard library and torch
+only; every check is tried, none stops the others.
 """
 
 import json
@@ -15,6 +16,7 @@ ANSWER_FILE = "probe.json"
 
 
 def facts() -> dict[str, Any]:
+    """Write down what the container lets a process do."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
     interfaces = Path("/proc/net/dev").read_text().splitlines()[2:]
     return {
@@ -41,6 +43,7 @@ def read_first(*paths: str) -> str:
 
 
 def nonce() -> str:
+    """Read a file that only this machine has: a container that sees it shares our disk."""
     return Path(NONCE_FILE).read_text().strip()
 
 
@@ -53,9 +56,10 @@ def root_is_read_only() -> bool:
 
 
 def torch_build() -> dict[str, Any]:
+    # in each check, so that a torch that does not import is an answer
     import torch
 
-    found: dict[str, Any] = {
+    build: dict[str, Any] = {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
         "architectures": list(torch.cuda.get_arch_list()) if torch.version.cuda else [],
@@ -63,16 +67,17 @@ def torch_build() -> dict[str, Any]:
     }
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
-        found |= {
+        build |= {
             "gpu": torch.cuda.get_device_name(),
             "architecture": f"sm_{major}{minor}",
             "gpus": torch.cuda.device_count(),
         }
-    return found
+    return build
 
 
 def compiled_kernel() -> str:
-    """One inductor kernel: C++ on a CPU, Triton on a GPU."""
+    """Compile and run one inductor kernel: C++ on a CPU, Triton on a GPU."""
+    # in each check, so that a torch that does not import is an answer
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -80,14 +85,15 @@ def compiled_kernel() -> str:
     def scaled(x: Any) -> Any:
         return (x * 2 + 1).relu().sum()
 
-    found = float(torch.compile(scaled, fullgraph=True)(torch.ones(64, device=device)))
-    if found != 192.0:
-        raise RuntimeError(f"a compiled kernel gave {found} instead of 192")
+    total = float(torch.compile(scaled, fullgraph=True)(torch.ones(64, device=device)))
+    if total != 192.0:
+        raise RuntimeError(f"a compiled kernel gave {total} instead of 192")
     return device
 
 
 def captured_graph() -> str:
-    """One CUDA graph, captured and replayed; not applicable without a GPU."""
+    """Capture and replay one CUDA graph; not applicable without a GPU."""
+    # in each check, so that a torch that does not import is an answer
     import torch
 
     if not torch.cuda.is_available():
@@ -113,22 +119,24 @@ CHECKS: dict[str, Callable[[], Any]] = {
     "compiled_kernel": compiled_kernel,
     "captured_graph": captured_graph,
 }
+ENVIRONMENT_CHECKS = ("torch", "compiled_kernel", "captured_graph")  # the others ask what a container may do
 
 
 def main(arguments: list[str]) -> int:
+    answer_file, *names = arguments
     Path(os.environ.get("HOME", "/tmp")).mkdir(parents=True, exist_ok=True)  # noqa: S108
     answer: dict[str, Any] = {"ok": {}, "failed": {}}
-    for name, check in CHECKS.items():
+    for name in names:
         try:
-            answer["ok"][name] = check()
+            answer["ok"][name] = CHECKS[name]()
         except Exception as error:  # whatever it is, it is the answer
             answer["failed"][name] = f"{type(error).__name__}: {error}"[-1500:]
     text = json.dumps(answer)
     try:
-        Path(arguments[0]).write_text(text)
+        Path(answer_file).write_text(text)
     except OSError as error:
         print(f"::probe-unwritable {error}", flush=True)  # noqa: T201
-    # also in the log: where the folder is not shared, this is the only way out
+    # also in the log, where somebody who looks for it finds it
     print(f"::probe {text}", flush=True)  # noqa: T201
     return 0
 

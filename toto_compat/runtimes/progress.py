@@ -12,11 +12,16 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from toto_compat.evidence.schema import Failure
+from toto_compat.contract.result import Failure
 
 # Printed by the cell: '::suite recompile running'. Anything else a cell prints only goes to its log.
 SUITE_LINE = "::suite "
 _HEARTBEAT_SECONDS = 30.0
+
+
+def say(text: str) -> None:
+    """Print to stderr: stdout is for the table or the JSON alone."""
+    click.echo(text, err=True)
 
 
 def parse_suite_line(line: str) -> tuple[str, str] | None:

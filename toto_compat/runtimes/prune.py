@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from toto_compat.environments.virtualenv import venv_folder
 from toto_compat.errors import StorageError
+from toto_compat.evidence.files import cache_folder
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.runtimes.local import abandoned_scratch
-from toto_compat.runtimes.source import cache_folder, hash_source
-from toto_compat.runtimes.venv import venv_folder
+from toto_compat.runtimes.source import staged_name
 
 
 @dataclass(frozen=True)
@@ -24,32 +25,34 @@ class Leftover:
 
 
 def find_leftovers(matrix: Matrix, cache: Path, *, everything: bool) -> list[Leftover]:
-    """What can go; with `everything` also what is in use, the stored results and the logs of builds."""
+    """List what can go; with `everything` also what is in use, the stored results and the logs of builds."""
     needed = {venv_folder(name, environment, cache) for name, environment in matrix.environments.items()}
-    needed.add(cache / "sources" / hash_source()[:16])
-    found = []
+    needed.add(cache / "sources" / staged_name())
+    leftovers = []
     for folder in ("venvs", "sources"):
         for path in sorted((cache / folder).glob("*")) + sorted((cache / folder).glob(".*-*")):
             # the log and the lock of a virtualenv lie beside it
             owner = path.with_name(path.name.removesuffix(".lock").removesuffix(".log"))
             if everything or owner not in needed:
                 why = "half-built" if path.name.startswith(".") else "in use" if owner in needed else "no longer needed"
-                found.append(Leftover(path, why, size_of(path)))
-    found += [
+                leftovers.append(Leftover(path, why, size_of(path)))
+    leftovers += [
         Leftover(path, "of a cell whose runner was killed", size_of(path)) for path in abandoned_scratch(cache / "s")
     ]
     if everything:
-        found += [Leftover(path, "stored results", size_of(path)) for path in [cache / "evidence"] if path.exists()]
-    return list({leftover.path: leftover for leftover in found if not _is_locked(leftover.path)}.values())
+        kept = {"evidence": "stored results", "caches": "staged caches", "probes": "answers of probes"}
+        there = [(cache / name, why) for name, why in kept.items() if (cache / name).exists()]
+        leftovers += [Leftover(path, why, size_of(path)) for path, why in there]
+    return list({leftover.path: leftover for leftover in leftovers if not _is_locked(leftover.path)}.values())
 
 
 def size_of(path: Path) -> int:
-    """Bytes on disk; a file with several names counts once."""
+    """Count bytes on disk; a file with several names counts once."""
     seen: set[tuple[int, int]] = set()
     total = 0
-    for found in [path, *path.rglob("*")] if path.is_dir() else [path]:
+    for one in [path, *path.rglob("*")] if path.is_dir() else [path]:
         try:
-            facts = found.lstat()
+            facts = one.lstat()
         except OSError:
             continue
         if (facts.st_dev, facts.st_ino) not in seen:
@@ -72,7 +75,7 @@ def remove(path: Path) -> None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether another process is building this virtualenv now."""
+    """Tell if another process is building this virtualenv now."""
     name = path.name.removeprefix(".building-").rpartition("-")[0] if path.name.startswith(".building-") else path.name
     lock = path.with_name(f"{name.removesuffix('.lock').removesuffix('.log')}.lock")
     if not lock.is_file():

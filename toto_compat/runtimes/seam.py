@@ -1,14 +1,24 @@
 """What a runtime is: a place that can be prepared for an environment and can then run its cells."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from toto_compat.evidence.schema import CellRequest, CellResult
-from toto_compat.matrix.schema import Environment
+from toto_compat.contract.request import CellRequest, Environment
+from toto_compat.contract.result import CellResult
+from toto_compat.environments.build_lock import OnLine
+from toto_compat.runtimes.source import CellSource
 
-OnLine = Callable[[str], None]
+__all__ = ["AttachedCommand", "BuildNeeds", "OnLine", "PreparedEnvironment", "Runtime"]
+
+
+@dataclass(frozen=True)
+class BuildNeeds:
+    """Holds what building an environment takes, about."""
+
+    download_bytes: int
+    disk_bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -20,22 +30,43 @@ class PreparedEnvironment:
     runtime: str  # 'venv' or 'docker'
     python: str  # the interpreter as the cell sees it
     lock: str  # hash of the exact packages (venv) or the image digest (docker): part of a result's identity
-    folder: Path | None = None  # of the virtualenv
+
+
+@dataclass(frozen=True)
+class AttachedCommand:
+    """A command line that runs something in a prepared environment, attached to this process's terminal."""
+
+    words: tuple[str, ...]
+    variables: dict[str, str]  # the whole environment of that command
+    folder: Path  # where it runs
 
 
 class Runtime(Protocol):
-    """Where cells run. Implementations are safe to call from several threads."""
+    """Says where cells run. Implementations are safe to call from several threads.
+
+    Opening one and asking it changes nothing on the machine; `build` and `prepare` are the first calls that do.
+    """
 
     name: str
+    source: CellSource  # what its cells will run of this package
 
     def lock_of(self, environment_name: str, environment: Environment) -> str | None:
         """The lock identity if the environment is there already; None if it must be built first. Cheap."""
 
     def obstacle(self, environment_name: str, environment: Environment) -> str:
-        """Why the environment cannot be built, as far as that can be told without trying; mostly empty. Cheap."""
+        """Say why the environment cannot be built or run, as far as that shows without trying. Cheap, mostly empty."""
+
+    def needs(self, environment_name: str, environment: Environment) -> BuildNeeds:
+        """Return what building the environment takes. Cheap."""
+
+    def build_log(self, environment_name: str, environment: Environment) -> Path:
+        """Name the file that building the environment is logged in."""
+
+    def build(self, environment_name: str, environment: Environment, say: OnLine) -> PreparedEnvironment:
+        """Build the environment or find it built, unchecked: for `attached`, where one sees what is wrong with it."""
 
     def prepare(self, environment_name: str, environment: Environment, say: OnLine) -> PreparedEnvironment:
-        """Build the environment or find it built. Raises EnvironmentBuildError or EngineError."""
+        """Build the environment or find it built, and see that it works; EnvironmentBuildError, EngineError if not."""
 
     def run_cell(
         self,
@@ -47,6 +78,13 @@ class Runtime(Protocol):
         gpu: str | None = None,
     ) -> CellResult:
         """Run one cell in an empty scratch folder; whatever happens to the cell is in the result."""
+
+    def attached(
+        self, prepared: PreparedEnvironment, words: tuple[str, ...], folder: Path, *, terminal: bool
+    ) -> AttachedCommand:
+        """Tell how to run `words` in the environment with a cell's variables and limits; `folder` is where it starts.
+
+        `{python}` in the words is the environment's interpreter."""
 
     def stop(self) -> None:
         """End every cell that is running; their run_cell returns a result that says so."""

@@ -21,7 +21,7 @@ _GRACE_SECONDS = 5.0
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root`; empty where there is no /proc."""
+    """List every process below `root`; empty where there is no /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -30,16 +30,16 @@ def descendants(root: int) -> list[int]:
         except (OSError, IndexError, ValueError):
             continue
         children.setdefault(parent, []).append(int(entry.parent.name))
-    found, queue = [], [root]
+    below, queue = [], [root]
     while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
-    return found
+        born = children.get(queue.pop(), [])
+        below += born
+        queue += born
+    return below
 
 
 def private_memory(pids: list[int]) -> int:
-    """Anonymous and shared memory of these processes in bytes; file mappings (torch's libraries) do not count."""
+    """Count anonymous and shared memory of these processes in bytes, without file mappings (torch's libraries)."""
     total = 0
     for pid in pids:
         try:

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from toto_compat.evidence.schema import Kind
-from toto_compat.matrix.schema import Gate
-from toto_compat.verdict.gates import JudgedCell, JudgedGate, Status
+from toto_compat.contract.result import Kind
+from toto_compat.matrix.gates import Comparison, Gate
+from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status
 
 
 class Change(StrEnum):
@@ -43,9 +43,9 @@ class RowChange:
 
     @property
     def text(self) -> str:
-        told = [found.text for found in self.gates if found.change is self.change and found.text]
+        told = [gate.text for gate in self.gates if gate.change is self.change and gate.text]
         if not told:  # a verdict that flipped inside the noise has to be explained, not hidden
-            told = [found.text for found in self.gates if found.text]
+            told = [gate.text for gate in self.gates if gate.text]
         return "; ".join(told)
 
 
@@ -54,19 +54,6 @@ class RowChange:
 _SMALLEST_CHANGE = 0.10
 # The spread of latency is itself a noisy figure, one outlier doubles it.
 _SPREAD_FACTOR = 2.0
-
-_LARGER_IS_BETTER = frozenset({Gate.SPEEDUP, Gate.COMPILE_ACTIVE})
-# Counts repeat exactly on the same code, so any change of one is real.
-_COUNTS = frozenset(
-    {
-        Gate.COMPILE_ACTIVE,
-        Gate.RECOMPILE_LIMIT,
-        Gate.RECOMPILES,
-        Gate.RECOMPILES_TOTAL,
-        Gate.GRAPH_BREAKS,
-        Gate.CUDAGRAPHS,
-    }
-)
 
 
 def compare(before: Sequence[JudgedCell], after: Sequence[JudgedCell]) -> list[RowChange]:
@@ -96,12 +83,14 @@ def _compare_row(name: str, old: JudgedCell | None, new: JudgedCell | None) -> R
         for gate in Gate
         if gate in old.gates or gate in new.gates
     )
-    found = {gate.change for gate in gates}
-    change = next((change for change in Change if change in found), Change.SAME)
+    changes = {gate.change for gate in gates}
+    change = next((change for change in Change if change in changes), Change.SAME)
     return RowChange(name, change, old.verdict, new.verdict, gates)
 
 
-def _compare_gate(gate: Gate, old: JudgedGate | None, new: JudgedGate | None) -> GateChange:
+def _compare_gate(  # noqa: PLR0911 - one return per way to compare
+    gate: Gate, old: JudgedGate | None, new: JudgedGate | None
+) -> GateChange:
     if old is None or new is None:
         return GateChange(gate, Change.NEW if old is None else Change.MISSING, f"{gate.value} was not judged in both")
     decided = (Status.PASS, Status.FAIL)
@@ -110,20 +99,19 @@ def _compare_gate(gate: Gate, old: JudgedGate | None, new: JudgedGate | None) ->
     if old.value is None or new.value is None:
         # MODEL_FAILED carries an error instead of a figure
         return GateChange(gate, _by_status(old, new), _told(gate, old, new))
-    match gate:
-        case _ if gate in _COUNTS:
-            changed = _compare_numbers(gate, old, new)
-        case Gate.SPEEDUP:
-            changed = _compare_intervals(gate, old, new)
-        case Gate.MEMORY:
-            changed = _compare_with_margin(gate, old, new, factor=1.0 + _SMALLEST_CHANGE)
-        case Gate.LATENCY_STABILITY if old.status is not new.status:
-            changed = _compare_with_margin(gate, old, new, factor=_SPREAD_FACTOR)
-        case Gate.LATENCY_STABILITY:
-            changed = GateChange(gate, Change.SAME, "")
-        case _:
-            changed = GateChange(gate, _by_status(old, new), "" if old.status is new.status else _told(gate, old, new))
-    return changed
+    match gate.rule.comparison:
+        case Comparison.COUNT:
+            return _compare_numbers(gate, old, new)
+        case Comparison.INTERVAL:
+            return _compare_intervals(gate, old, new)
+        case Comparison.MARGIN:
+            return _compare_with_margin(gate, old, new, factor=1.0 + _SMALLEST_CHANGE)
+        case Comparison.SPREAD if old.status is not new.status:
+            return _compare_with_margin(gate, old, new, factor=_SPREAD_FACTOR)
+        case Comparison.SPREAD:
+            return GateChange(gate, Change.SAME, "")
+        case Comparison.STATUS:
+            return GateChange(gate, _by_status(old, new), "" if old.status is new.status else _told(gate, old, new))
 
 
 def _compare_presence(gate: Gate, old: JudgedGate, new: JudgedGate, decided: tuple[Status, ...]) -> GateChange:
@@ -133,7 +121,7 @@ def _compare_presence(gate: Gate, old: JudgedGate, new: JudgedGate, decided: tup
         change = Change.REGRESSED if new.status is Status.FAIL else Change.NEW
         return GateChange(gate, change, f"{gate.value} is now decided: {new.reason}")
     predictions = old.value is not None and new.value is not None and old.kind is new.kind is Kind.PREDICTED
-    if predictions and gate in _COUNTS:
+    if predictions and gate.rule.comparison is Comparison.COUNT:
         return _compare_numbers(gate, old, new)
     return GateChange(gate, Change.SAME, "")
 
@@ -148,7 +136,7 @@ def _compare_numbers(gate: Gate, old: JudgedGate, new: JudgedGate) -> GateChange
     assert old.value is not None and new.value is not None
     if old.value == new.value:
         return GateChange(gate, Change.SAME, "")
-    better = (new.value > old.value) is (gate in _LARGER_IS_BETTER)
+    better = (new.value > old.value) is gate.rule.larger_is_better
     return GateChange(gate, Change.IMPROVED if better else Change.REGRESSED, _told(gate, old, new))
 
 
@@ -186,7 +174,7 @@ def _interval(judged: JudgedGate) -> tuple[float, float]:
 
 
 def _centre(low: float, high: float) -> float:
-    """Of a ratio: the geometric mean, so that twice and half are the same distance from one."""
+    """Take the geometric mean: of a ratio, twice and half are the same distance from one."""
     return math.sqrt(low * high) if low > 0 and high > 0 else max(low, high, 1e-12)
 
 

@@ -7,9 +7,11 @@ from enum import StrEnum
 
 from packaging.version import Version
 
-from toto_compat.evidence.schema import Figure
-from toto_compat.matrix.schema import CompileSettings, Device, Gate, Suite
-from toto_compat.verdict.gates import JudgedCell, Status, rerun_command
+from toto_compat.contract.request import CompileSettings, Device
+from toto_compat.contract.result import Figure
+from toto_compat.contract.suites import Suite
+from toto_compat.matrix.gates import Gate
+from toto_compat.verdict.judge import JudgedCell, Status, rerun_command
 from toto_compat.verdict.ranges import ReleaseHistory, release_history
 
 # a cache that gains less than this by itself is not worth the change
@@ -45,7 +47,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class DeviceDecision:
-    """What to do on one device, why, and what to run next where that is not known."""
+    """Holds what to do on one device, why, and what to run next where that is not known."""
 
     device: Device
     answer: Answer
@@ -88,7 +90,7 @@ def decide(cells: Sequence[JudgedCell], unfinished: Sequence[UnfinishedCell] = (
         for device in (Device.CUDA, Device.CPU)
         if device in asked
     }
-    return Decision(sentence=" ".join(found.sentence for found in devices.values()), devices=devices)
+    return Decision(sentence=" ".join(decision.sentence for decision in devices.values()), devices=devices)
 
 
 def contenders_of(device: Device, cells: Sequence[JudgedCell]) -> tuple[Contender, ...]:
@@ -98,15 +100,15 @@ def contenders_of(device: Device, cells: Sequence[JudgedCell]) -> tuple[Contende
     groups: defaultdict[tuple[str, str, str], list[JudgedCell]] = defaultdict(list)
     for cell in here:
         request = cell.result.request
-        groups[request.cache.name, request.mode, request.settings_name].append(cell)
-    found = []
+        groups[request.cell.cache, request.cell.mode, request.cell.settings].append(cell)
+    contenders = []
     for (cache, mode, settings), group in groups.items():
         by_release: defaultdict[str, list[Status]] = defaultdict(list)
         for cell in group:
             by_release[torch_release(cell)].append(cell.verdict)
         ordered = tuple(sorted(group, key=lambda cell: Version(torch_release(cell))))
-        found.append(Contender(cache, mode, settings, ordered, release_history(by_release, all_releases=releases)))
-    return tuple(found)
+        contenders.append(Contender(cache, mode, settings, ordered, release_history(by_release, all_releases=releases)))
+    return tuple(contenders)
 
 
 def torch_release(cell: JudgedCell) -> str:
@@ -155,7 +157,7 @@ def settings_to_copy(decision: DeviceDecision) -> tuple[str, ...]:
 
 
 def python_settings(settings: CompileSettings) -> tuple[str, ...]:
-    """What no environment variable of torch sets, as the Python line that does."""
+    """Return what no environment variable of torch sets, as the Python line that does."""
     lines = []
     if settings.recompile_limit is not None:
         lines.append(f"# torch._dynamo.config.recompile_limit = {settings.recompile_limit}")
@@ -169,7 +171,7 @@ def python_settings(settings: CompileSettings) -> tuple[str, ...]:
 def _decide_device(device: Device, cells: Sequence[JudgedCell], unfinished: Sequence[UnfinishedCell]) -> DeviceDecision:
     contenders = contenders_of(device, cells)
     passing = [contender for contender in contenders if contender.newest_pass]
-    gaining = [found for found in passing if found.newest_pass and not compile_adds_nothing(found.newest_pass)]
+    gaining = [one for one in passing if one.newest_pass and not compile_adds_nothing(one.newest_pass)]
     if gaining:
         return _enable(device, max(gaining, key=_preference), contenders)
     if unfinished:  # any of them may be the row that compile can go back on with
@@ -193,7 +195,7 @@ def _enable(device: Device, contender: Contender, contenders: tuple[Contender, .
     best = contender.newest_pass
     assert best is not None
     passed = [cell for cell in contender.cells if cell.verdict is Status.PASS]
-    environments = tuple(cell.result.request.environment_name for cell in passed)
+    environments = tuple(cell.result.cell.environment for cell in passed)
     with_settings = contender.settings != "stock"
     # "at least" holds for every environment it names, or it is not said
     figures = [cell.figure(Suite.SPEED, Gate.SPEEDUP.value) for cell in passed]
@@ -236,7 +238,7 @@ def _cache_only(device: Device, contender: Contender, contenders: tuple[Contende
         answer=Answer.KEEP_OFF,
         sentence=f"On {_label(device)} take the cache {contender.cache}, leave compile off: {reason}.",
         contender=contender,
-        environments=tuple(c.result.request.environment_name for c in contender.cells if c.verdict is Status.PASS),
+        environments=tuple(c.result.cell.environment for c in contender.cells if c.verdict is Status.PASS),
         decided_by=Gate.SPEEDUP,
         reason=reason,
         break_even_cold=None,
@@ -274,7 +276,7 @@ def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDe
         reason = f"closest is {closest.result.cell}, which fails {deciding.gate.value}: {deciding.reason}"
         gain = gain_of_cache_alone(closest)
         if gain and gain > _WORTH_TAKING and compile_adds_nothing(closest):
-            reason += f"; take the cache {closest.result.request.cache.name}, leave compile off ({gain:.2f}x by itself)"
+            reason += f"; take the cache {closest.result.cell.cache}, leave compile off ({gain:.2f}x by itself)"
         return _no_contender(
             device,
             Answer.KEEP_OFF,

@@ -11,11 +11,12 @@ import yaml
 from packaging.version import Version
 from pydantic import TypeAdapter, ValidationError
 
+from toto_compat.contract.request import Device
 from toto_compat.errors import MatrixFileError, SelectionError
-from toto_compat.evidence.store import Run, RunInfo, load_run
-from toto_compat.matrix.schema import Device, Gate, GateLimit
+from toto_compat.evidence.store import Run, RunInfo
+from toto_compat.matrix.gates import Gate, GateLimit
 from toto_compat.verdict.decision import Decision, UnfinishedCell, decide, torch_release
-from toto_compat.verdict.gates import JudgedCell, judge, limits_for
+from toto_compat.verdict.judge import JudgedCell, judge
 
 _CPU_BUILD = re.compile(r"torch-[^-/]+-cpu[-/]")
 
@@ -44,16 +45,12 @@ def judge_run(run: Run, gates: Mapping[Gate, GateLimit] | None = None) -> Judged
 
 
 def unfinished_of(run: Run) -> tuple[UnfinishedCell, ...]:
-    """What was planned and has no result. A CPU build, which its environment's name tells, ran on the CPU anyway."""
+    """List what was planned and has no result. A CPU build, by its environment's name, ran on the CPU anyway."""
     device = Device(run.info.device)
     return tuple(
         UnfinishedCell(name, Device.CPU if _CPU_BUILD.match(name) else device, run.info.profile)
         for name in run.unfinished
     )
-
-
-def load_judged_run(folder: Path, gates: Mapping[Gate, GateLimit] | None = None) -> JudgedRun:
-    return judge_run(load_run(folder), gates)
 
 
 def in_table_order(cells: Iterable[JudgedCell]) -> tuple[JudgedCell, ...]:
@@ -64,7 +61,7 @@ def in_table_order(cells: Iterable[JudgedCell]) -> tuple[JudgedCell, ...]:
             key=lambda cell: (
                 cell.result.request.device.value,
                 Version(torch_release(cell)),
-                cell.result.request.environment_name,
+                cell.result.cell.environment,
             ),
         )
     )
@@ -88,19 +85,19 @@ def read_gates(path: Path, info: RunInfo) -> dict[Gate, GateLimit]:
     profile = profiles.get(info.profile, {}) if isinstance(profiles, dict) else {}
     profile_gates = profile.get("gates") if isinstance(profile, dict) else None
     of_profile = _checked(path, f"profiles.{info.profile}.gates", profile_gates or {})
-    return {**info.gates, **limits_for(general, of_profile)}
+    return {**info.gates, **general, **of_profile}
 
 
-def _checked(path: Path, where: str, found: Any) -> dict[Gate, GateLimit]:
+def _checked(path: Path, where: str, limits: Any) -> dict[Gate, GateLimit]:
     names = [gate.value for gate in Gate]
-    if isinstance(found, dict):
-        for key in found:
+    if isinstance(limits, dict):
+        for key in limits:
             if key not in names:
                 close = difflib.get_close_matches(str(key), names, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"gates are: {', '.join(names)}"
                 raise MatrixFileError(f"{path}: {where}: {key!r} is not a gate", hint=hint)
     try:
-        return TypeAdapter(dict[Gate, GateLimit]).validate_python(found)
+        return TypeAdapter(dict[Gate, GateLimit]).validate_python(limits)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in (where, *first["loc"]))

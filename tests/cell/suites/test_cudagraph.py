@@ -1,0 +1,269 @@
+"""CUDA graphs: what Inductor would refuse, on graphs made to be refused, and what is made of a GPU's measurements."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cell.small_trials import WORKLOAD, trial_of
+from toto_compat.cell.live import CompilerWatch
+from toto_compat.cell.suites import cudagraph
+from toto_compat.cell.suites.cudagraph import (
+    GraphChecked,
+    KeptOut,
+    checking_backend,
+    counting_kept_out,
+    counting_launches,
+    cpu_finding_backend,
+    measure,
+    measured_figures,
+    predict,
+)
+from toto_compat.cell.trial import Trial
+from toto_compat.contract.events import EventKind
+from toto_compat.contract.result import Kind
+
+pytestmark = pytest.mark.cell
+
+
+needs_graph_partition = pytest.mark.skipif(
+    not hasattr(torch._inductor.utils, "is_cudagraph_unsafe_fx_node"), reason="this torch does not split every graph"
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def checked(function: object, *arguments: torch.Tensor) -> list[GraphChecked]:
+    graphs: list[GraphChecked] = []
+    with torch.no_grad():
+        torch.compile(function, backend=checking_backend(graphs))(*arguments)
+    return graphs
+
+
+def test_a_plain_function_gives_no_reason_and_still_computes() -> None:
+    graphs: list[GraphChecked] = []
+    doubled = torch.compile(lambda x: x * 2 + 1, backend=checking_backend(graphs))(torch.ones(3))
+    assert doubled.tolist() == [3.0, 3.0, 3.0]
+    assert [graph.reasons for graph in graphs] == [[]]
+
+
+def test_a_mutated_input_is_a_reason_unless_its_address_is_static() -> None:
+    def write(buffer: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        buffer.copy_(value)
+        return buffer + 1
+
+    [loose] = checked(write, torch.zeros(4), torch.ones(4))
+    assert loose.reasons == ["mutated inputs (1 instances)"]
+    torch._dynamo.reset()
+    fixed = torch.zeros(4)
+    torch._dynamo.mark_static_address(fixed)
+    [static] = checked(write, fixed, torch.ones(4))
+    assert static.reasons == []
+    assert static.mutated_inputs == 1
+
+
+def read_a_number(x: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(length.item()) + x.sum()
+
+
+def checked_reading() -> GraphChecked:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        [graph] = checked(read_a_number, torch.ones(3), torch.tensor(2))
+    return graph
+
+
+def partitioned(on: bool) -> Any:
+    return torch._inductor.config.patch(graph_partition=on)
+
+
+def test_reading_a_number_from_the_device_is_a_reason_where_graphs_are_not_split() -> None:
+    if hasattr(torch._inductor.config, "graph_partition"):
+        with partitioned(False):
+            graph = checked_reading()
+    else:
+        graph = checked_reading()
+    assert any("_local_scalar_dense" in reason for reason in graph.reasons), graph
+    assert (graph.kept_out, graph.partitions) == ([], None)
+
+
+@needs_graph_partition
+def test_where_graphs_are_split_reading_a_number_is_a_part_outside_and_no_skip() -> None:
+    with partitioned(True):
+        graph = checked_reading()
+    assert graph.reasons == []
+    assert graph.kept_out == ["incompatible op aten._local_scalar_dense.default"]
+    assert graph.partitions == 1
+
+
+@needs_graph_partition
+def test_where_only_some_graphs_are_split_reading_a_number_costs_the_whole_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in torch 2.9, where production's log had both a skip for this op and parts without a GPU's ops."""
+    monkeypatch.setattr(cudagraph, "_splits_around_every_op", lambda: False)
+    with partitioned(True):
+        graph = checked_reading()
+    assert "incompatible op aten._local_scalar_dense.default" in graph.reasons
+    assert graph.kept_out == []
+
+
+@needs_graph_partition
+def test_a_split_graph_and_a_stray_tensor_count_and_are_told_as_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = [GraphChecked(nodes=3), GraphChecked(nodes=3, kept_out=["incompatible op x"], partitions=2)]
+    monkeypatch.setattr(cudagraph, "graphs_of_one_forecast", lambda _trial: graphs)
+    monkeypatch.setattr(cudagraph, "stray_tensors", lambda _trial: (["arange"], ""))
+    with partitioned(True):
+        evidence = predict(trial_of("upstream"))
+    assert evidence.figures["cudagraphs"].value == 2
+    assert {(event.kind, event.reason) for event in evidence.events} == {
+        (EventKind.CUDAGRAPH_PARTITION, "incompatible op x"),
+        (EventKind.CUDAGRAPH_PARTITION, "cpu device (arange)"),
+    }
+
+
+def test_a_tensor_left_on_the_cpu_is_found_on_meta() -> None:
+    found: list[str] = []
+
+    def stray(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(3).to(x.device)
+
+    torch.compile(stray, backend=cpu_finding_backend(found))(torch.ones(3, device="meta"))
+    assert found
+
+
+def test_list_index_is_predicted_to_skip_as_production_s_log_says() -> None:
+    evidence = predict(trial_of("list_index"))
+    figure = evidence.figures["cudagraphs"]
+    assert figure.kind is Kind.PREDICTED
+    assert figure.value is not None and figure.value > 0
+    assert {event.kind for event in evidence.events} == {EventKind.CUDAGRAPH_SKIP}
+    assert any(event.reason == "mutated inputs (2 instances)" for event in evidence.events), evidence.events
+
+
+def test_fixed_size_gives_inductor_no_reason() -> None:
+    evidence = predict(trial_of("fixed_size"))
+    assert evidence.figures["cudagraphs"].value == 0, evidence.details
+    assert evidence.details["stray_cpu_tensors"] == []
+
+
+@needs_graph_partition
+def test_parts_that_the_scheduler_keeps_out_are_counted() -> None:
+    """Without a GPU that is all of a graph."""
+    with torch.no_grad(), counting_kept_out() as kept_out:
+        torch.compile(lambda x: x + 1, mode="reduce-overhead")(torch.ones(4))
+    assert kept_out == KeptOut(parts=1)
+
+
+@needs_graph_partition
+@pytest.mark.parametrize(("wanted", "parts"), [(True, 2), (False, 0)])
+def test_parts_count_only_where_cuda_graphs_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool, parts: int
+) -> None:
+    from torch._inductor.scheduler import Scheduler
+
+    signatures = [SimpleNamespace(skip_cudagraph=skip) for skip in (True, False, True)]
+    monkeypatch.setattr(Scheduler, "graph_partition", lambda _scheduler: ([[], [], []], signatures))
+    with torch._inductor.config.patch({"triton.cudagraphs": wanted}), counting_kept_out() as kept_out:
+        assert Scheduler.graph_partition(None)[1] == signatures
+    assert kept_out == KeptOut(parts=parts)
+
+
+@needs_graph_partition
+@pytest.mark.parametrize(("reasons", "graphs"), [(["non-Tensor inputs"], 1), ([], 0)])
+def test_a_graph_left_out_without_a_word_is_counted(reasons: list[str], graphs: int) -> None:
+    """Inductor's own function on a graph without partitions: it says and counts nothing."""
+    from torch._inductor import output_code
+    from torch._inductor.utils import BoxedBool
+
+    graph = SimpleNamespace(
+        cudagraph_info=SimpleNamespace(cudagraph_fail_reasons=reasons),
+        partition_maps=[],
+        current_callable=print,
+        fx_kwargs={"is_backward": False},
+    )
+    wanted = BoxedBool(True)
+    with CompilerWatch() as watch, counting_kept_out() as kept_out:
+        output_code.cudagraph_partition_post_compile([], graph, wanted, {}, None)
+    assert not wanted
+    assert (watch.events, watch.total.cudagraph_skips) == ([], 0)
+    assert kept_out == KeptOut(graphs=graphs)
+
+
+def test_a_step_that_is_captured_whole_gives_zero() -> None:
+    assert measured_figures(0, KeptOut(), [1, 2, 1])["cudagraphs"].value == 0
+
+
+@pytest.mark.parametrize(
+    ("skips", "kept_out", "decode", "value"),
+    [
+        (1, KeptOut(), [1, 1], 1),
+        (0, KeptOut(parts=2), [1, 1], 2),
+        (0, KeptOut(graphs=1), [1, 1], 1),
+        (0, KeptOut(), [1, 0], 1),
+        (1, KeptOut(parts=1), [0], 3),
+        (1, KeptOut(), [], 1),
+    ],
+)
+def test_whatever_runs_outside_cuda_graphs_counts(
+    skips: int, kept_out: KeptOut, decode: list[int | None], value: float
+) -> None:
+    assert measured_figures(skips, kept_out, decode)["cudagraphs"].value == value
+
+
+@pytest.mark.parametrize(("decode", "why"), [([], "no decode step"), ([None, None], "CUDA runtime")])
+def test_what_could_not_be_seen_decides_nothing(decode: list[int | None], why: str) -> None:
+    figures = measured_figures(0, KeptOut(), decode)
+    assert figures["cudagraphs"].value is figures["steps_without_replay"].value is None
+    assert why in figures["cudagraphs"].missing
+
+
+@pytest.fixture
+def eager_candidate(monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """A trial whose candidate compiles nothing: quick, where the compiler is not the point."""
+    monkeypatch.setattr(Trial, "compiled", lambda trial, **_options: trial.eager())
+    return replace(trial_of("upstream"), mode="reduce-overhead")
+
+
+def test_a_horizon_of_one_patch_shows_no_decode_step(monkeypatch: pytest.MonkeyPatch, eager_candidate: Trial) -> None:
+    def counting(launches: list[int | None]) -> Any:
+        @contextmanager
+        def step(_index: int) -> Iterator[None]:
+            yield
+            launches.append(1)
+
+        return step
+
+    monkeypatch.setattr(cudagraph, "counting_launches", counting)
+    workload = WORKLOAD.model_copy(update={"horizon_patches": (1,)})
+    evidence = measure(replace(eager_candidate, workload=workload))
+    assert evidence.details["launches_per_step"] == [1]
+    assert "no decode step" in evidence.figures["cudagraphs"].missing
+
+
+def test_a_profile_without_the_cuda_runtime_is_not_a_step_without_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    launches: list[int | None] = []
+    with counting_launches(launches)(0):
+        torch.ones(2).sum()
+    assert launches == [None]
+
+
+@pytest.mark.parametrize("run", [predict, measure])
+def test_a_series_that_cannot_be_made_is_not_held_against_the_cache(
+    run: Callable[[Trial], object], monkeypatch: pytest.MonkeyPatch, eager_candidate: Trial
+) -> None:
+    def no_series(*_arguments: object, **_options: object) -> None:
+        raise ValueError("too short")
+
+    monkeypatch.setattr(Trial, "series", no_series)
+    with pytest.raises(ValueError, match="too short"):
+        run(eager_candidate)

@@ -1,0 +1,139 @@
+"""Suites prove that they can fail: each sabotage turns its gate red, and its unsabotaged twin stays green."""
+
+import functools
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.cell.small_trials import UNLOWERED, WORKLOAD, trial_of
+from toto_compat.cell.suites.equivalence import CONTROL, Scenario, compare, equivalence_figure, quantities, reference_on
+from toto_compat.cell.suites.recompile import count_compilations
+from toto_compat.cell.suites.speed import Contestant, SpeedRun, speed_evidence, time_in_turns
+from toto_compat.contract.caches import SABOTAGES
+from toto_compat.contract.result import Figure
+from toto_compat.contract.torch_releases import config_name
+from toto_compat.matrix.gates import Gate
+from toto_compat.model.bound import BoundModel
+
+pytestmark = pytest.mark.cell
+
+SCENARIO = Scenario("two series of three variates", context=4, horizon=4, batch=2, variates=3, groups=2)
+# The limits of matrix.yaml that these gates are judged by.
+RECOMPILES_ALLOWED, SPEEDUP_NEEDED = 0, 2.0
+# One decode step a forecast and one batch: a cache that compiles in every step takes seconds for each.
+FEW_STEPS = WORKLOAD.model_copy(
+    update={"context_patches": (4, 6), "horizon_patches": (2,), "batches": (1,), "samples": 2, "samples_per_batch": 1}
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_a_fresh_compiler() -> Iterator[None]:
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    # one of the sabotages raises the limits for its process
+    limits = {"recompile_limit": 8, "accumulated_recompile_limit": 256}
+    with torch._dynamo.config.patch({config_name(name, torch.__version__): limit for name, limit in limits.items()}):
+        yield
+    torch._dynamo.reset()
+
+
+def names(gate: Gate) -> list[str]:
+    return [name for name, sabotage in SABOTAGES.items() if sabotage.gate == gate]
+
+
+def twins(gate: Gate) -> list[str]:
+    return sorted({SABOTAGES[name].twin for name in names(gate)})
+
+
+def test_every_sabotage_is_tested_here() -> None:
+    gates = {sabotage.gate for sabotage in SABOTAGES.values()}
+    assert gates == {Gate.EQUIVALENCE, Gate.RECOMPILES, Gate.COMPILE_ACTIVE, Gate.SPEEDUP}
+
+
+def equivalence_of(cache: str) -> float:
+    trial = trial_of(cache)
+    eager, exact = trial.eager(), trial.eager(dtype=torch.float64)
+    reference = reference_on(trial, eager, exact, SCENARIO)
+    candidate = trial.eager(trial.cache)
+    candidate.generate_mean(reference.series, SCENARIO.horizon * candidate.patch_size)  # a reset can only forget then
+    found = compare(SCENARIO.name, quantities(candidate, reference.series, reference.truth), reference)
+    control = compare(SCENARIO.name, quantities(trial.eager(CONTROL), reference.series, reference.truth), reference)
+    figure = equivalence_figure(found, control)
+    assert figure.value is not None, figure.missing
+    return figure.value
+
+
+@pytest.mark.parametrize("name", names(Gate.EQUIVALENCE))
+def test_a_wrong_forecast_turns_equivalence_red(name: str) -> None:
+    assert equivalence_of(f"sabotaged:{name}") > 1.0
+
+
+@pytest.mark.parametrize("twin", twins(Gate.EQUIVALENCE))
+def test_a_right_forecast_leaves_equivalence_green(twin: str) -> None:
+    assert equivalence_of(twin) <= 1.0
+
+
+@functools.cache
+def recompile_figures(cache: str, *, lowered: bool = False) -> dict[str, Figure]:
+    trial = trial_of(cache, settings=None if lowered else UNLOWERED, workload=FEW_STEPS)
+    return count_compilations(trial, trial.compiled(batch_sizes=trial.batch_sizes)).figures
+
+
+@pytest.mark.parametrize("name", names(Gate.RECOMPILES))
+def test_compiling_in_every_step_turns_recompiles_red(name: str) -> None:
+    figures = recompile_figures(f"sabotaged:{name}")
+    assert figures["recompiles"].value is not None
+    assert figures["recompiles"].value > RECOMPILES_ALLOWED
+
+
+def test_a_code_object_per_step_dodges_the_recompile_log_but_not_the_count() -> None:
+    figures = recompile_figures("sabotaged:code_object_per_step")
+    assert figures["recompiles_logged"].value == 0
+    assert figures["recompiles_hidden"].value == figures["recompiles_total"].value
+
+
+@pytest.mark.parametrize("twin", twins(Gate.RECOMPILES))
+def test_a_static_step_leaves_recompiles_green(twin: str) -> None:
+    figures = recompile_figures(twin)
+    assert figures["recompiles"].value == RECOMPILES_ALLOWED
+    assert figures["graph_breaks"].value == 0
+
+
+@pytest.mark.parametrize("name", names(Gate.COMPILE_ACTIVE))
+def test_running_eager_in_disguise_turns_compile_active_red(name: str) -> None:
+    assert recompile_figures(f"sabotaged:{name}")["compile_active"].value == 0.0
+
+
+def test_a_compiled_step_leaves_compile_active_green() -> None:
+    assert recompile_figures("fixed_size", lowered=True)["compile_active"].value == 1.0
+
+
+def speedup_of(cache: str, model: BoundModel, *, horizon: int) -> float:
+    """By the process's own clock: what other processes do to this machine is not the cache's fault."""
+    trial = trial_of(cache)
+    upstream = trial.eager()
+    series = trial.series(upstream.patch_size, 4, horizon)
+    contestants = [
+        Contestant("upstream_eager", lambda: upstream.generate_mean(series, horizon * upstream.patch_size)),
+        Contestant("compiled", lambda: model.generate_mean(series, horizon * upstream.patch_size)),
+    ]
+    time_in_turns(contestants, 2, clock=time.process_time, synchronise=lambda: None)
+    timings = time_in_turns(contestants, 30, clock=time.process_time, synchronise=lambda: None)
+    timings["same_cache_eager"] = timings["upstream_eager"]
+    run = SpeedRun(timings={name: tuple(values) for name, values in timings.items()}, warm_start_s=0.0)
+    value = speed_evidence([run], cold_compile_s=Figure(value=0.0)).figures["speedup"].value
+    assert value is not None
+    return value
+
+
+@pytest.mark.parametrize("name", names(Gate.SPEEDUP))
+def test_wasting_time_turns_speedup_red(name: str) -> None:
+    trial = trial_of(f"sabotaged:{name}", settings=UNLOWERED)
+    assert speedup_of(trial.cache.name, trial.compiled(), horizon=2) < SPEEDUP_NEEDED
+
+
+def test_a_compiled_static_step_leaves_speedup_green() -> None:
+    trial = trial_of("fixed_size")
+    assert speedup_of("fixed_size", trial.compiled(), horizon=8) >= SPEEDUP_NEEDED

@@ -1,0 +1,108 @@
+"""A group's process: what it saves and when, and what it does under the quiet lock."""
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cell.test_run import request_in
+from toto_compat.cell import group
+from toto_compat.cell.group import GroupResult, run_group
+from toto_compat.contract.request import CellRequest
+from toto_compat.contract.result import Outcome, SuiteEvidence
+from toto_compat.contract.suites import Group, Suite
+
+ROOT = Path(__file__).parent.parent.parent
+# Stands in for torch: tells whether a timing loop could begin while it is imported, and is not there after all.
+TORCH = """
+import fcntl, sys
+with open(sys.argv[1].replace("request.json", "quiet")) as lock:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ImportError("imported while the lock is held")
+raise ImportError("imported while the lock is free")
+"""
+
+
+def quiet_request_in(folder: Path, *suites: Suite) -> CellRequest:
+    request = request_in(folder, suites=suites or tuple(Suite))
+    return request.model_copy(update={"quiet_lock": str(folder / "quiet")})
+
+
+def test_torch_is_imported_under_the_quiet_lock(tmp_path: Path) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(quiet_request_in(tmp_path).model_dump_json(by_alias=True))
+    (tmp_path / "torch.py").write_text(TORCH)
+    finished = subprocess.run(
+        [sys.executable, "-m", "toto_compat.cell.group", str(request), "observe", str(tmp_path / "observe.json")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT))), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "imported while the lock is held" in finished.stderr
+
+
+@pytest.mark.cell
+def test_a_trial_works_under_the_lock_that_its_process_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def can_be_taken() -> bool:
+        with (tmp_path / "quiet").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    def runner(session: Any) -> SuiteEvidence:
+        seen.append(can_be_taken())
+        # a timing loop begins with this: were the process's lock another one, it would wait
+        session.trial.quiet._release()
+        seen.append(can_be_taken())
+        return SuiteEvidence(suite=Suite.RECOMPILE, outcome=Outcome.MEASURED)
+
+    monkeypatch.setattr(group, "suite_function", lambda _place: runner)
+    run_group(quiet_request_in(tmp_path), Group.OBSERVE, lambda _result: None)
+    assert seen == [False, True]
+
+
+@pytest.mark.cell
+def test_a_finished_suite_is_saved_before_the_next_one_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from toto_compat.cell.suites import equivalence
+
+    def dies(*_: object) -> SuiteEvidence:
+        raise SystemExit(9)
+
+    found = SuiteEvidence(suite=Suite.EQUIVALENCE, outcome=Outcome.MEASURED)
+    monkeypatch.setattr(equivalence, "run_equivalence", lambda *_: found)
+    monkeypatch.setattr(equivalence, "run_determinism", dies)
+    saved: list[GroupResult] = []
+    with pytest.raises(SystemExit):
+        run_group(quiet_request_in(tmp_path), Group.EQUIVALENCE, saved.append)
+    assert [result.tells_of(Suite.EQUIVALENCE) for result in saved] == [True]
+    assert [result.tells_of(Suite.DETERMINISM) for result in saved] == [False]
+    assert saved[0].facts["torch"]
+
+
+@pytest.mark.cell
+@pytest.mark.parametrize("name", [Group.OBSERVE, Group.SPEED])
+def test_cold_and_warm_starts_are_of_a_model_told_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Group
+) -> None:
+    from toto_compat.cell.trial import Trial
+
+    told: list[object] = []
+
+    def compiled(_trial: Trial, *, batch_sizes: object = ()) -> None:
+        told.append(batch_sizes)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(Trial, "compiled", compiled)
+    run_group(quiet_request_in(tmp_path, Suite.RECOMPILE, Suite.SPEED), name, lambda _result: None)
+    assert told == [(1, 2, 16)]

@@ -1,0 +1,128 @@
+"""What is held against the candidate, and what is the machine's own trouble."""
+
+import errno
+import os
+
+import pytest
+
+from tests.cell.small_trials import trial_of
+from toto_compat.cell import trial
+from toto_compat.cell.group import failure_of, measured
+from toto_compat.cell.trial import CandidateError, blaming_the_candidate
+from toto_compat.contract.result import Outcome, SuiteEvidence
+from toto_compat.contract.suites import Suite
+from toto_compat.errors import InputError
+
+pytestmark = pytest.mark.cell
+
+
+class BackendFailedError(RuntimeError):
+    """As torch's BackendCompilerFailed wraps what a backend raised."""
+
+    def __init__(self, inner: Exception) -> None:
+        super().__init__(f"backend='inductor' raised: {type(inner).__name__}")
+        self.inner_exception = inner
+
+
+def full_disk(number: int = errno.ENOSPC) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+def caused_by(cause: Exception) -> Exception:
+    try:
+        raise RuntimeError("the kernel could not be written") from cause
+    except RuntimeError as error:
+        return error
+
+
+COMPILER_SAID = RuntimeError(
+    "C++ compile error\n/tmp/x.cpp: fatal error: error writing /tmp/x.s: No space left on device"
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        full_disk(),
+        full_disk(errno.EDQUOT),
+        caused_by(full_disk()),
+        caused_by(caused_by(full_disk())),
+        COMPILER_SAID,
+        BackendFailedError(COMPILER_SAID),
+        BackendFailedError(full_disk()),
+    ],
+    ids=["full", "quota", "cause", "cause of a cause", "compiler's text", "wrapped text", "wrapped"],
+)
+def test_a_full_disk_is_no_evidence_against_the_candidate(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, blaming_the_candidate():
+        raise error
+    assert caught.value is error
+
+
+CPU_ALLOCATOR_SAID = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "4000000000000 bytes."
+)
+KILLED_COMPILER_SAID = RuntimeError(
+    "C++ compile error\n\nOutput:\ng++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no more"),
+        caused_by(MemoryError("no more")),
+        BackendFailedError(MemoryError("no more")),
+        CPU_ALLOCATOR_SAID,
+        BackendFailedError(CPU_ALLOCATOR_SAID),
+        BackendFailedError(KILLED_COMPILER_SAID),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+    ids=["bare", "cause", "wrapped", "torch's text", "wrapped text", "killed compiler", "CUDA's text"],
+)
+def test_missing_memory_is_no_evidence_against_the_candidate(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, blaming_the_candidate():
+        raise error
+    assert caught.value is error
+    assert failure_of(error).kind == "out_of_memory"
+
+
+def test_what_the_user_can_solve_is_no_evidence_against_the_candidate() -> None:
+    with pytest.raises(InputError), blaming_the_candidate():
+        raise InputError("series.csv: has 5 rows, the workload needs 640")
+
+
+def test_a_backbone_that_cannot_be_built_is_no_evidence_against_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver(*_: object, **__: object) -> None:
+        raise RuntimeError("no CUDA-capable device is detected")
+
+    monkeypatch.setattr(trial, "build_backbone", no_driver)
+    with pytest.raises(RuntimeError, match="no CUDA-capable device"):
+        trial_of("upstream").compiled()
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong shape"), full_disk(errno.ENOENT), caused_by(ValueError("x"))])
+def test_other_errors_are_the_candidates(error: Exception) -> None:
+    with pytest.raises(CandidateError) as caught, blaming_the_candidate():
+        raise error
+    assert caught.value.cause is error
+    assert failure_of(error).kind == "exception"
+
+
+def test_errors_that_refer_to_each_other_are_looked_through_once() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__context__, second.__context__ = second, first
+    with pytest.raises(CandidateError), blaming_the_candidate():
+        raise first
+
+
+@pytest.mark.parametrize("error", [full_disk(), MemoryError("no more")])
+def test_a_suite_on_a_machine_that_is_full_is_an_error_and_not_a_failed_model(error: Exception) -> None:
+    def suite() -> SuiteEvidence:
+        with blaming_the_candidate():
+            raise error
+
+    outcome = measured(Suite.SPEED, suite)
+    assert isinstance(outcome, SuiteEvidence)
+    assert outcome.outcome is Outcome.ERROR

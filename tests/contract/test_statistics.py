@@ -1,0 +1,92 @@
+"""The arithmetic of the figures."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toto_compat.contract.statistics import (
+    break_even,
+    null_limit,
+    percentile,
+    ratio_of_medians,
+    ratio_to_limit,
+    relative_spread,
+    taking_turns,
+)
+
+
+def test_percentiles_interpolate_between_neighbours() -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
+    assert percentile(range(101), 0.95) == 95.0
+    assert percentile([7.0], 0.99) == 7.0
+
+
+@given(st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=50), st.floats(min_value=0, max_value=1))
+def test_a_percentile_lies_within_the_values(values: list[float], share: float) -> None:
+    assert min(values) <= percentile(values, share) <= max(values) * (1 + 1e-12)
+
+
+def test_equal_values_have_no_spread_even_when_they_are_zero() -> None:
+    assert relative_spread([0.0, 0.0, 0.0]) == 0.0
+    assert relative_spread([5.0, 5.0]) == 0.0
+    assert relative_spread([9.0, 10.0, 11.0]) == pytest.approx(0.1)
+
+
+def test_the_interval_of_a_ratio_holds_the_ratio_and_is_the_same_each_time() -> None:
+    noise = random.Random(5)  # noqa: S311
+    eager = [20.0 + noise.gauss(0, 1) for _ in range(40)]
+    compiled = [10.0 + noise.gauss(0, 1) for _ in range(40)]
+    interval = ratio_of_medians(eager, compiled)
+    assert interval.low < interval.value < interval.high
+    assert interval.low > 1.8
+    assert interval.high < 2.2
+    assert ratio_of_medians(eager, compiled) == interval
+
+
+def test_the_interval_is_wider_for_noisier_timings() -> None:
+    noise = random.Random(5)  # noqa: S311
+    quiet = [10.0 + noise.gauss(0, 0.1) for _ in range(40)]
+    noisy = [10.0 + noise.gauss(0, 3.0) for _ in range(40)]
+    narrow, wide = ratio_of_medians(quiet, quiet), ratio_of_medians(noisy, noisy)
+    assert wide.high - wide.low > narrow.high - narrow.low
+
+
+def test_break_even_counts_whole_forecasts() -> None:
+    assert break_even(30.0, eager_ms=200.0, compiled_ms=100.0) == 300
+    assert break_even(30.001, eager_ms=200.0, compiled_ms=100.0) == 301
+
+
+def test_there_is_no_break_even_when_compiled_is_not_faster() -> None:
+    assert break_even(30.0, eager_ms=100.0, compiled_ms=100.0) is None
+    assert break_even(30.0, eager_ms=100.0, compiled_ms=150.0) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1e-9, 0.0), (1.0, math.inf)]
+)
+def test_not_a_number_and_an_impossible_limit_are_the_worst_ratio(error: float, limit: float) -> None:
+    assert ratio_to_limit(error, limit) == math.inf
+
+
+def test_no_error_is_within_any_limit() -> None:
+    assert ratio_to_limit(0.0, 0.0) == 0.0
+    assert ratio_to_limit(2.0, 4.0) == 0.5
+
+
+def test_the_null_limit_lies_above_every_null_run() -> None:
+    distances = [0.11, 0.13, 0.10, 0.12, 0.14]
+    assert null_limit(distances) > max(distances)
+
+
+def test_a_null_of_one_or_two_runs_is_refused() -> None:
+    with pytest.raises(ValueError, match="three"):
+        null_limit([0.1, 0.2])
+
+
+def test_everybody_has_a_turn_a_round_and_nobody_always_follows_the_same_one() -> None:
+    turns = list(taking_turns(["a", "b", "c"], 3))
+    assert [sorted(turns[start : start + 3]) for start in (0, 3, 6)] == [["a", "b", "c"]] * 3
+    assert [turns[start] for start in (0, 3, 6)] == ["a", "b", "c"]

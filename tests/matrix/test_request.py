@@ -1,0 +1,72 @@
+"""Requests: what a cell is asked, and nothing that only judges it."""
+
+from pathlib import Path
+
+import pytest
+
+from toto_compat.contract.request import CsvSeries, Device, Limits
+from toto_compat.errors import SelectionError
+from toto_compat.matrix.expand import expand, select
+from toto_compat.matrix.load import load_matrix
+from toto_compat.matrix.request import cell_variables, matrix_request
+from toto_compat.matrix.schema import CacheSource
+
+MATRIX_PATH = Path(__file__).parents[2] / "matrix.yaml"
+MATRIX = load_matrix(MATRIX_PATH)
+CELLS = expand(MATRIX)
+
+
+def test_a_request_carries_the_profile_workload_settings_and_limits_of_the_matrix() -> None:
+    [cell] = select(CELLS, ["torch-2.9.0-cu128/compile_friendly/default+production"])
+    request = matrix_request(MATRIX, MATRIX_PATH, cell, "full", Device.CUDA, quiet_lock="/q")
+    assert request.cell == cell
+    assert request.settings.recompile_limit == 256
+    assert (request.profile.iterations, request.workload) == (10, MATRIX.workloads["groups"])
+    assert (request.device, request.cache.source) == (Device.CUDA, "builtin")
+    assert type(request).model_validate_json(request.model_dump_json(by_alias=True)) == request
+
+
+def test_a_cpu_wheel_is_asked_to_run_on_the_cpu_even_beside_a_gpu() -> None:
+    [cell] = select(CELLS, ["torch-2.13.0-cpu/upstream/default"])
+    assert matrix_request(MATRIX, MATRIX_PATH, cell, "quick", Device.CUDA).device is Device.CPU
+
+
+def test_a_cuda_wheel_can_be_asked_to_run_on_the_cpu() -> None:
+    [cell] = select(CELLS, ["torch-2.9.0-cu128/upstream/default"])
+    assert matrix_request(MATRIX, MATRIX_PATH, cell, "quick", Device.CPU).device is Device.CPU
+
+
+def test_files_of_the_user_are_named_as_the_cell_sees_them(tmp_path: Path) -> None:
+    csv = CsvSeries(path="data/prices.csv", time_column="time", value_columns=("close",))
+    workload = MATRIX.workloads["quick"].model_copy(update={"csv": csv})
+    matrix = MATRIX.model_copy(
+        update={
+            "caches": {"mine": CacheSource(source="caches/mine.py:Mine")},
+            "workloads": {**MATRIX.workloads, "quick": workload},
+        }
+    )
+    [cell] = select(expand(matrix), ["torch-2.13.0-cpu/mine/default"])
+    on_host = matrix_request(matrix, tmp_path / "matrix.yaml", cell, "quick", Device.CPU)
+    assert on_host.cache.source == f"{tmp_path.resolve()}/caches/mine.py:Mine"
+    assert on_host.csv is not None
+    assert on_host.csv.path == f"{tmp_path.resolve()}/data/prices.csv"
+
+
+def test_an_unknown_profile_is_a_selection_error_with_the_nearest_name() -> None:
+    with pytest.raises(SelectionError, match="did you mean quick"):
+        matrix_request(MATRIX, MATRIX_PATH, CELLS[0], "quik", Device.CPU)
+
+
+def test_limits_of_gates_do_not_cross_into_a_cell() -> None:
+    request = matrix_request(MATRIX, MATRIX_PATH, CELLS[0], "production-check", Device.CPU)
+    assert MATRIX.profiles["production-check"].gates
+    assert "gates" not in request.model_dump_json()
+
+
+def test_the_variables_of_a_cell_name_its_threads_and_hide_the_gpu_from_the_cpu() -> None:
+    limits = Limits(threads=3, cpus=5)
+    on_cpu, on_cuda = (cell_variables(limits, device) for device in (Device.CPU, Device.CUDA))
+    assert {on_cpu[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"3"}
+    assert on_cpu["TORCHINDUCTOR_COMPILE_THREADS"] == "5"
+    assert on_cpu["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in on_cuda

@@ -1,0 +1,198 @@
+"""`toto-compat bench`: the contests, a table of each, and the figures the project claims with their goals."""
+
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from tabulate import tabulate
+
+from toto_compat.bench import contest as contest_module
+from toto_compat.bench.contest import Contest, ContestResult
+from toto_compat.bench.figures import BenchFigure, compared, one_run
+from toto_compat.bench.host_figures import host_figures
+from toto_compat.contract.request import Device
+from toto_compat.errors import EnvironmentBuildError, SelectionError
+from toto_compat.evidence.files import write_atomically
+from toto_compat.matrix.load import find_matrix_file, load_matrix
+from toto_compat.runtimes.open import open_runtime
+
+ALL_FIVE = (
+    "upstream eager",
+    "upstream compiled",
+    "compile_friendly compiled",
+    "fixed_size eager",
+    "fixed_size compiled",
+)
+COLD_STARTS = 3
+
+CONTESTS: Mapping[str, Contest] = {
+    "tiny.mean": Contest(model="tiny", contestants=ALL_FIVE, context_steps=512, horizon_steps=320, rounds=40),
+    "tiny.samples": Contest(
+        model="tiny", contestants=ALL_FIVE, context_steps=512, horizon_steps=320, samples=128, rounds=8
+    ),
+    "base.mean": Contest(model="base", contestants=ALL_FIVE, context_steps=512, horizon_steps=320, rounds=12),
+    "base.samples": Contest(
+        model="base", contestants=ALL_FIVE, context_steps=512, horizon_steps=320, samples=32, rounds=3
+    ),
+}
+
+
+class Bench:
+    """Runs contests in the pinned environment, each process with inductor caches of its own unless told otherwise."""
+
+    def __init__(self, environment_name: str, folder: Path) -> None:
+        matrix = load_matrix(find_matrix_file(None))
+        if environment_name not in matrix.environments:
+            raise SelectionError(
+                f"no environment {environment_name!r}", hint=f"known: {', '.join(matrix.environments)}"
+            )
+        # in a virtualenv, whatever engine there is: a contest is about the model, not about where it runs
+        self._runtime = open_runtime("venv", limits=matrix.limits, device=Device.CPU)
+        self._prepared = self._runtime.prepare(environment_name, matrix.environments[environment_name], click.echo)
+        self._folder = folder
+
+    def run(self, contest: Contest, label: str, *, caches: str | None = None) -> ContestResult:
+        click.echo(f"{time.strftime('%H:%M:%S')} {label} ...")
+        cache = self._folder / f"inductor-{caches or label}"
+        cache.mkdir(exist_ok=True)
+        specification, output = self._folder / f"{label}.json", self._folder / f"{label}.out.json"
+        specification.write_text(contest.model_dump_json(), encoding="utf-8")
+        # the file itself, with -P: the staged source holds only what cells run
+        words = ("{python}", "-P", contest_module.__file__, str(specification), str(output))
+        command = self._runtime.attached(self._prepared, words, self._folder, terminal=False)
+        variables = {**command.variables, "TMPDIR": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "kernels")}
+        done = subprocess.run(
+            command.words, env=variables, cwd=command.folder, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise EnvironmentBuildError(f"contest {label} failed:\n{done.stderr[-3000:]}")
+        return ContestResult.model_validate_json(output.read_text(encoding="utf-8"))
+
+
+def contest_table(name: str, result: ContestResult) -> str:
+    rows = []
+    baseline = statistics.median(result.timings["upstream eager"])
+    for contestant, times in result.timings.items():
+        median = statistics.median(times)
+        low, high = min(times), max(times)
+        kernels = statistics.median(result.kernels_ms[contestant])
+        rows.append(
+            [
+                contestant,
+                f"{median:.1f}",
+                f"{low:.1f}-{high:.1f}",
+                f"{baseline / median:.2f}x",
+                f"{kernels:.1f}" if kernels else "",
+                f"{result.first_forecast_s[contestant]:.1f}" if "compiled" in contestant else "",
+            ]
+        )
+    header = [name, "median ms", "range", "over eager", "in graphs ms", "first forecast s"]
+    return tabulate(rows, header, tablefmt="github", disable_numparse=True)
+
+
+def figure_table(figures: Sequence[BenchFigure]) -> str:
+    rows = [[figure.name, figure.value, figure.unit, figure.spread_text, figure.goal] for figure in figures]
+    return tabulate(rows, ["figure", "value", "unit", "spread", "goal"], tablefmt="github")
+
+
+def tiny_figures(bench: Bench, result: ContestResult) -> list[BenchFigure]:
+    """Ratios of the small model, and what needs processes of its own: cold and warm starts, memory."""
+    fixed = result.timings["fixed_size compiled"]
+    kernels = result.kernels_ms["fixed_size compiled"]
+
+    def alone(contestant: str, label: str, caches: str | None = None, *, one_off_first: bool = False) -> ContestResult:
+        changes = {"contestants": (contestant,), "rounds": 5, "one_off_first": one_off_first}
+        contest = CONTESTS["tiny.mean"].model_copy(update=changes)
+        return bench.run(contest, label, caches=caches)
+
+    def start_seconds(run: ContestResult) -> float:
+        (name,) = run.timings
+        return run.first_forecast_s[name] - statistics.median(run.timings[name]) / 1e3
+
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for number in range(1, COLD_STARTS + 1):
+        caches = f"tiny.start-{number}"
+        upstream = alone("upstream compiled", f"tiny.cold-compile-upstream-{number}", one_off_first=True)
+        fixed_size = alone("fixed_size compiled", f"tiny.cold-compile-{number}", one_off_first=True)
+        upstream_cold = alone("upstream compiled", f"tiny.cold-start-upstream-{number}")
+        cold = alone("fixed_size compiled", f"tiny.cold-start-{number}", caches)
+        warm = alone("fixed_size compiled", f"tiny.warm-start-{number}", caches)
+        seconds["upstream's cold compile"].append(start_seconds(upstream))
+        seconds["cold compile"].append(start_seconds(fixed_size))
+        seconds["upstream's cold start"].append(start_seconds(upstream_cold))
+        seconds["cold start"].append(start_seconds(cold))
+        seconds["warm start"].append(start_seconds(warm))
+    eager = alone("upstream eager", "tiny.memory-reference")
+    listed = ", ".join(f"{name} {' '.join(f'{value:.1f}' for value in taken)} s" for name, taken in seconds.items())
+    click.echo(f"each in a process of its own: {listed}\n")
+    how = f"binding and first forecast minus a warm one, {COLD_STARTS} processes each in turn: ratio of medians; "
+    return [
+        compared("tiny.mean.fixed_size_over_upstream_eager", result.timings["upstream eager"], fixed, ">= 4"),
+        compared("tiny.mean.fixed_size_over_upstream_compiled", result.timings["upstream compiled"], fixed, ">= 2"),
+        compared("tiny.mean.forecast_over_kernels_alone", fixed, kernels, "<= 2"),
+        compared(
+            "tiny.cold_compile_over_upstream",
+            seconds["cold compile"],
+            seconds["upstream's cold compile"],
+            "<= 0.25",
+            method=how + "empty inductor caches, the compiler's probe and precompiled header paid for by the process's "
+            "first compilation, of something small",
+        ),
+        compared(
+            "tiny.cold_start_over_upstream",
+            seconds["cold start"],
+            seconds["upstream's cold start"],
+            "",
+            method=how + "empty inductor caches, the compiler's probe and precompiled header included",
+        ),
+        compared(
+            "tiny.warm_over_cold",
+            seconds["warm start"],
+            seconds["cold start"],
+            "<= 0.2",
+            method=how + "with filled inductor caches over with empty ones",
+        ),
+        one_run(
+            "tiny.memory_over_eager",
+            warm.peak_rss_bytes / eager.peak_rss_bytes,
+            "x",
+            "<= 1.5",
+            "peak resident memory of a process that only forecasts fixed_size compiled from filled caches, over one "
+            "that only forecasts upstream eager",
+        ),
+    ]
+
+
+@click.command("bench")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
+@click.option("--environment", default="torch-2.13.0-cpu", show_default=True)
+@click.option("--only", multiple=True, type=click.Choice([*CONTESTS, "host"]), help="Some contests instead of all.")
+def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...]) -> None:
+    """Measure fixed_size against the other caches."""
+    chosen = only or (*CONTESTS, "host")
+    figures: list[BenchFigure] = []
+    with tempfile.TemporaryDirectory(prefix="toto-bench-") as folder:
+        bench = Bench(environment, Path(folder))
+        for name, contest in CONTESTS.items():
+            if name not in chosen:
+                continue
+            result = bench.run(contest, name)
+            click.echo("\n" + contest_table(name, result) + "\n")
+            if name == "tiny.mean":
+                figures += tiny_figures(bench, result)
+            else:
+                goal = {"base.mean": ">= 1.5", "tiny.samples": ">= 2"}.get(name, "")
+                slow, fast = result.timings["upstream eager"], result.timings["fixed_size compiled"]
+                figures.append(compared(f"{name}.fixed_size_over_upstream_eager", slow, fast, goal))
+        if "host" in chosen:
+            figures += host_figures(Path(folder))
+    click.echo(figure_table(figures))
+    if json_file is not None:
+        write_atomically(json_file, json.dumps({"figures": [asdict(figure) for figure in figures]}, indent=2) + "\n")

@@ -1,0 +1,78 @@
+"""Memory of this process and of everything it started, as the kernel tells it; and the words of those who lack it."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# Of Python, torch, the C++ library and compilers; the last two of a compiler that the kernel killed.
+OUT_OF_MEMORY_TEXTS = (
+    "MemoryError",
+    "not enough memory",
+    "std::bad_alloc",
+    "Cannot allocate memory",
+    "can't allocate memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "out of memory allocating",
+    "Killed signal terminated program",
+    "unable to execute command: Killed",
+)
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class TreePeak:
+    """The largest resident memory seen over this process and everything it started."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+
+    def look(self) -> None:
+        self.peak = max(self.peak, tree_rss(os.getpid()))
+
+
+@contextmanager
+def watching_the_tree(every_seconds: float = 0.2) -> Iterator[TreePeak]:
+    """Compilers run in child processes: sample the whole tree from a thread while the block runs."""
+    peak, stop = TreePeak(), threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(every_seconds):
+            peak.look()
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        stop.set()
+        thread.join()
+        peak.look()
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of one process; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def tree_rss(root: int) -> int:
+    """Resident memory of a process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                # the command, in parentheses, may hold spaces: the parent's pid is the second field after it
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError, ValueError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    total, pending = 0, [root]
+    while pending:
+        pid = pending.pop()
+        total += resident_bytes(pid)
+        pending.extend(children.get(pid, []))
+    return total

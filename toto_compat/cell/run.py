@@ -1,0 +1,372 @@
+"""Runs a cell: one fresh process per suite group, and one result of all that they leave.
+
+This process imports no torch: whatever a group does to itself - crash, hang, run out of memory - is a result here.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from toto_compat.cell.fork_server import ForkServer
+from toto_compat.cell.group import LAST_LINES, GroupResult, suite_function
+from toto_compat.cell.process_tree import OUT_OF_MEMORY_TEXTS
+from toto_compat.cell.provenance import collect_provenance, complete_provenance
+from toto_compat.contract.files import utc_now
+from toto_compat.contract.request import CellRequest, Device
+from toto_compat.contract.result import CellResult, Failure, Outcome, Provenance, SuiteEvidence, blameless
+from toto_compat.contract.suites import Group, Suite, suites_of
+
+# The runtime kills the cell at the profile's timeout: stop before that, with a result.
+_SHARE_OF_TIMEOUT = 0.95
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class InterruptedCellError(Exception):
+    """The cell was told to stop (SIGTERM or SIGINT)."""
+
+
+@dataclass(frozen=True)
+class GroupRun:
+    """One process to start: `number` tells the repeats of the speed group apart."""
+
+    group: Group
+    number: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.group.value if self.number == 1 else f"{self.group.value}-{self.number}"
+
+
+@dataclass
+class Collected:
+    """Holds what the groups have left so far."""
+
+    results: dict[str, GroupResult] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class GroupProcess(Protocol):
+    """A process started for a group, or a fork of one that has imported already."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+GroupCommand = Callable[[Path, GroupRun, Path], list[str]]
+
+
+def group_command(request_path: Path, run: GroupRun, output: Path) -> list[str]:
+    return [sys.executable, "-m", "toto_compat.cell.group", *group_arguments(request_path, run, output)]
+
+
+def group_arguments(request_path: Path, run: GroupRun, output: Path) -> list[str]:
+    return [str(request_path), run.group.value, str(output)]
+
+
+class Starter:
+    """Starts the process of a group."""
+
+    def __init__(self, request: CellRequest, request_path: Path, command: GroupCommand) -> None:
+        self._request = request
+        self._request_path = request_path
+        self._command = command
+        self._server: ForkServer | None = None
+        self._may_fork = command is group_command and request.device is Device.CPU
+
+    def start(self, run: GroupRun, output: Path, log: Path) -> GroupProcess:
+        log.write_bytes(b"")
+        # a fork has imported torch already: variables of the group's own would come too late
+        server = self._fork_server() if not run.group.rule.variables else None
+        forked = server.start(group_arguments(self._request_path, run, output), log) if server is not None else None
+        if forked is not None:
+            return forked
+        with log.open("ab") as sink:
+            return subprocess.Popen(
+                self._command(self._request_path, run, output),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env=group_environment(self._request, run.group),
+                start_new_session=True,
+            )
+
+    def _fork_server(self) -> ForkServer | None:
+        if self._server is None and self._may_fork:
+            environment = group_environment(self._request, Group.OBSERVE)
+            log = Path(self._request.work_folder) / "fork_server.log"
+            self._server = ForkServer(environment, log, self._request.quiet_lock)
+            if not self._server.is_ready():
+                self.close()
+                self._may_fork = False
+        return self._server
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+def plan_groups(request: CellRequest) -> list[GroupRun]:
+    """The processes of this cell, in order: the first sees the cold compile, the predictor comes last, on its own."""
+    runs: list[GroupRun] = []
+    for group in Group:
+        if suites_asked_of(request, group):
+            repeats = request.profile.repeats if group.rule.repeated and Suite.SPEED in request.profile.suites else 1
+            runs += [GroupRun(group, number) for number in range(1, repeats + 1)]
+    return runs
+
+
+def suites_asked_of(request: CellRequest, group: Group) -> list[Suite]:
+    return [suite for suite in suites_of(group) if suite in request.profile.suites]
+
+
+def group_environment(request: CellRequest, group: Group) -> dict[str, str]:
+    """The variables of a group's process: the request's, compiler caches that start empty with the cell, its own."""
+    work = Path(request.work_folder)
+    folders = {
+        # not `triton`: a folder of that name in the working directory would be imported instead of the package
+        "TORCHINDUCTOR_CACHE_DIR": work / "inductor-cache",
+        "TRITON_CACHE_DIR": work / "triton-cache",
+        "TMPDIR": work / "tmp",
+    }
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    here = str(Path(__file__).parent.parent.parent)
+    environment = {
+        **os.environ,
+        **request.variables,
+        **{name: str(folder) for name, folder in folders.items()},
+        "PYTHONSAFEPATH": "1",  # the working directory is no place to import from
+        "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH", "")))),
+    }
+    for name in ("TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
+        environment.pop(name, None)
+    return {**environment, **group.rule.variables}
+
+
+def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand = group_command) -> CellResult:
+    """Run every group and put the result together, whatever happens to them."""
+    started = utc_now()
+    collected = Collected()
+    deadline = time.monotonic() + request.profile.timeout_minutes * 60 * _SHARE_OF_TIMEOUT
+    runs = plan_groups(request)
+    starter = Starter(request, request_path, command)
+    interrupted: Failure | None = None
+    provenance = Provenance(**request.origin.model_dump(), started=started)
+    try:
+        # now rather than at the end: who stops a cell does not wait long for its result
+        provenance = collect_provenance(request.origin, started=started)
+        for index, run in enumerate(runs):
+            say_suites(request, run, "start")
+            reason = reason_not_to_run(run, collected)
+            if reason is not None:
+                collected.failures[run.name] = reason
+            else:
+                allowance = seconds_allowed(deadline - time.monotonic(), groups_left=len(runs) - index)
+                run_one_group(request, run, collected, allowance=allowance, starter=starter)
+            say_suites(request, run, "done")
+        ignore_further_stops()
+    except InterruptedCellError:
+        interrupted = Failure(kind="interrupted", message="the cell was told to stop before it had finished")
+    finally:
+        starter.close()
+    results = list(collected.results.values())
+    return CellResult(
+        cell=request.cell,
+        request=request,
+        provenance=complete_provenance(
+            provenance,
+            cache_class=next((result.cache_class for result in results if result.cache_class), ""),
+            facts=next((result.facts for result in results if result.facts), {}),
+        ),
+        evidence=gathered_evidence(request, collected, runs),
+        failure=interrupted,
+    )
+
+
+def seconds_allowed(remaining: float, *, groups_left: int) -> float:
+    """Half of what is left, all of it for the last: a group that hangs leaves time for the others to say something."""
+    return max(0.0, remaining if groups_left == 1 else remaining / 2)
+
+
+def reason_not_to_run(run: GroupRun, collected: Collected) -> Failure | None:
+    """A forecast that cannot be compiled has no speed: do not spend minutes on finding that out again."""
+    if not run.group.rule.pointless_if_forecast_raised:
+        return None
+    for result in collected.results.values():
+        for evidence in result.evidence.values():
+            if evidence.outcome is Outcome.MODEL_FAILED and evidence.failure is not None:
+                return Failure(
+                    kind="pointless",
+                    message=f"the compiled forecast raised in the {evidence.suite.value} suite: "
+                    f"{evidence.failure.message}",
+                )
+    return None
+
+
+def run_one_group(
+    request: CellRequest, run: GroupRun, collected: Collected, *, allowance: float, starter: Starter
+) -> None:
+    """Start the process, wait for it, and keep what it left; of suites that it left nothing of, what became of it."""
+    work = Path(request.work_folder)
+    output, log = work / f"{run.name}.json", work / f"{run.name}.log"
+    output.unlink(missing_ok=True)
+    kills_before = out_of_memory_kills()
+    start = time.monotonic()
+    process = starter.start(run, output, log)
+    timed_out = False
+    try:
+        process.wait(timeout=allowance)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        # also when the cell is told to stop meanwhile: the suites that were finished by then are
+        returncode = kill_group(process)
+        collected.seconds[run.name] = round(time.monotonic() - start, 3)
+        killed_for_memory = out_of_memory_kills() > kills_before
+        result = read_result(output)
+        if result is not None:
+            collected.results[run.name] = without_blame(result) if killed_for_memory else result
+    if result is not None and all(result.tells_of(suite) for suite in suites_asked_of(request, run.group)):
+        return
+    tail = last_lines(log)
+    if timed_out:
+        collected.failures[run.name] = Failure(
+            kind="timeout",
+            message=f"the {run.name} group did not finish within {allowance:.0f} s; "
+            "raise timeout_minutes of the profile",
+            last_lines=tail,
+        )
+    else:
+        collected.failures[run.name] = failure_of_process(run, returncode, tail, killed_for_memory=killed_for_memory)
+
+
+def read_result(output: Path) -> GroupResult | None:
+    try:
+        return GroupResult.model_validate_json(output.read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+
+
+def without_blame(result: GroupResult) -> GroupResult:
+    why = "a process was killed: out of memory; raise limits.memory or shrink the workload"
+    return result.model_copy(
+        update={"evidence": {suite: blameless(one, why) for suite, one in result.evidence.items()}}
+    )
+
+
+def failure_of_process(run: GroupRun, returncode: int, tail: tuple[str, ...], *, killed_for_memory: bool) -> Failure:
+    """Return what a process died of that left no result, or not of every suite."""
+    if returncode < 0:
+        ended = f"was killed by {signal.Signals(-returncode).name}"
+    elif returncode > 0:
+        ended = f"ended with exit code {returncode}"
+    else:
+        ended = "left no readable result"
+    said_so = any(text in line for line in tail for text in OUT_OF_MEMORY_TEXTS)
+    if killed_for_memory or said_so:
+        return Failure(
+            kind="out_of_memory",
+            message=f"the {run.name} group {ended}: out of memory; raise limits.memory or shrink the workload",
+            last_lines=tail,
+        )
+    return Failure(kind="crash", message=f"the {run.name} group {ended}", last_lines=tail)
+
+
+def kill_group(process: GroupProcess) -> int:
+    """End the process and what it started: compile workers outlive a parent that was killed. Its exit code."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def last_lines(log: Path) -> tuple[str, ...]:
+    text = log.read_bytes()[-20_000:].decode("utf-8", errors="replace")
+    return tuple(line[:500] for line in text.splitlines()[-LAST_LINES:])
+
+
+def out_of_memory_kills() -> int:
+    """Tell how many processes the kernel has killed for memory in this control group; 0 where it does not say."""
+    for file in ("memory.events", "memory/memory.oom_control"):  # control groups version 2, version 1
+        try:
+            events = Path("/sys/fs/cgroup", file).read_text(encoding="ascii")
+        except OSError:
+            continue
+        return sum(int(line.split()[1]) for line in events.splitlines() if line.startswith("oom_kill "))
+    return 0
+
+
+def gathered_evidence(request: CellRequest, collected: Collected, runs: list[GroupRun]) -> dict[Suite, SuiteEvidence]:
+    """The evidence of every suite that was asked for; what several processes measured comes last, made of the rest."""
+    evidence = {
+        suite: evidence_of(suite, collected, runs) for suite in request.profile.suites if not suite.rule.combine
+    }
+    for suite in (suite for suite in request.profile.suites if suite.rule.combine):
+        evidence[suite] = evidence_of(suite, collected, runs, of_others=evidence)
+    return {suite: evidence[suite] for suite in request.profile.suites}
+
+
+def evidence_of(
+    suite: Suite, collected: Collected, runs: list[GroupRun], of_others: dict[Suite, SuiteEvidence] | None = None
+) -> SuiteEvidence:
+    """One suite's evidence from the processes that took part in it."""
+    # of a group's repeats the first tells all that does not need them: only what decides over repeats takes every one
+    last_of_group = {group: suites_of(group)[-1] for group in suite.rule.runners}
+    own = [
+        run
+        for run in runs
+        if run.group in suite.rule.runners and (run.number == 1 or last_of_group[run.group] is suite)
+    ]
+    # a process that two suites share counts for the one it is there for: the last
+    spent = [collected.seconds.get(run.name, 0.0) for run in own if last_of_group[run.group] is suite]
+    seconds = round(sum(spent), 3)
+    for run in own:
+        if run.name in collected.results and collected.results[run.name].tells_of(suite):
+            continue
+        failure = collected.failures.get(run.name)
+        if failure is None:
+            failure = Failure(kind="interrupted", message=f"the {run.name} group was not reached or not finished")
+            return SuiteEvidence(suite=suite, outcome=Outcome.NOT_RUN, failure=failure)
+        outcome = Outcome.NOT_RUN if failure.kind == "pointless" else Outcome.ERROR
+        return SuiteEvidence(suite=suite, outcome=outcome, failure=failure, seconds=seconds)
+    results = [(run.group, collected.results[run.name]) for run in own]
+    for _, result in results:
+        if suite in result.evidence:
+            evidence = result.evidence[suite]
+            return evidence if evidence.seconds else evidence.model_copy(update={"seconds": seconds})
+    measurements: dict[Group, list[dict[str, Any]]] = {}
+    for group, result in results:
+        measurements.setdefault(group, []).append(result.measurements[suite])
+    combined: SuiteEvidence = suite_function(suite.rule.combine)(measurements, of_others or {})
+    return combined.model_copy(update={"seconds": seconds, "version": suite.rule.version})
+
+
+def say_suites(request: CellRequest, run: GroupRun, what: str) -> None:
+    """Progress for whoever started the cell."""
+    for suite in suites_asked_of(request, run.group):
+        print(f"::suite {suite.value} {what}", flush=True)  # noqa: T201 - this line is the protocol
+
+
+def ignore_further_stops() -> None:
+    """Once it is clear what the result will be, it is written: nothing may come between."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is stop:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def stop(_signal: int, _frame: FrameType | None) -> None:
+    ignore_further_stops()
+    raise InterruptedCellError

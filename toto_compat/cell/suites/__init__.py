@@ -1,0 +1,1 @@
+"""The suites. Each row of contract/suites.py names a function in here."""

@@ -1,0 +1,440 @@
+"""CUDA graphs: on a GPU, did every decode step replay one? Without a GPU, would Inductor refuse? (No proof, then.)"""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.cudagraphs import find_input_mutations
+from torch._inductor import cudagraph_utils
+from torch._inductor import utils as inductor_utils
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.scheduler import Scheduler
+from torch.profiler import ProfilerActivity, profile
+
+from toto_compat.cell.live import CompilerWatch
+from toto_compat.cell.session import Session
+from toto_compat.cell.trial import Trial, blaming_the_candidate, telling_line
+from toto_compat.contract.events import Event, EventKind
+from toto_compat.contract.result import Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.suites import Suite
+from toto_compat.contract.torch_messages import SEVERITIES
+from toto_compat.model.bound import BoundModel, observed
+from toto_compat.model.series import Series
+
+PREDICTED_METHOD = (
+    "Inductor's own checks on every graph of one forecast, without lowering it; its 'cpu device' reason ignored; the "
+    "forecast traced on meta tensors as well, where a value on the CPU is a stray one"
+)
+MEASURED_METHOD = (
+    "graphs that Inductor skipped, by its counter, and parts of graphs that it kept out of CUDA graphs, both with the "
+    "warm-up; and decode steps after it without a cudaGraphLaunch"
+)
+# A graph is recorded on its second call and replayed from the third on.
+WARM_UP_FORECASTS = 3
+
+
+@dataclass
+class GraphChecked:
+    """Holds what Inductor's checks say about one graph."""
+
+    nodes: int
+    reasons: list[str] = field(default_factory=list)  # to run all of it without CUDA graphs
+    kept_out: list[str] = field(default_factory=list)  # ops it would be split around: they run outside CUDA graphs
+    mutated_inputs: int = 0
+    static_inputs: int = 0
+    dynamic: bool = False
+    partitions: int | None = None  # pieces between ops that cannot be captured; None before torch 2.9
+
+
+def run_cudagraph(session: Session) -> SuiteEvidence:
+    trial = session.trial
+    return measure(trial) if trial.device == "cuda" else predict(trial)
+
+
+# Prediction
+
+
+def predict(trial: Trial) -> SuiteEvidence:
+    """One forecast through a backend that asks Inductor's checks and then runs the graph as it is."""
+    graphs = graphs_of_one_forecast(trial)
+    strays, untraceable = stray_tensors(trial)
+    reasons = Counter(reason for graph in graphs for reason in graph.reasons)
+    kept_out = Counter(reason for graph in graphs for reason in graph.kept_out)
+    (kept_out if _has_graph_partition() else reasons).update({f"cpu device ({name})": 1 for name in strays or ()})
+    return SuiteEvidence(
+        suite=Suite.CUDAGRAPH,
+        outcome=Outcome.MEASURED,
+        method=PREDICTED_METHOD,
+        figures={"cudagraphs": _predicted_figure(graphs, strays, untraceable)},
+        events=(
+            *(_event(EventKind.CUDAGRAPH_SKIP, reason, count) for reason, count in reasons.items()),
+            *(_event(EventKind.CUDAGRAPH_PARTITION, reason, count) for reason, count in kept_out.items()),
+        ),
+        details={
+            "graphs": [asdict(graph) for graph in graphs],
+            "dynamic_graphs": sum(graph.dynamic for graph in graphs),  # recorded anew for every shape
+            "partitions": [graph.partitions for graph in graphs],
+            "stray_cpu_tensors": strays,
+            "meta_trace": untraceable or "traced",
+        },
+    )
+
+
+def _predicted_figure(graphs: Sequence[GraphChecked], strays: list[str] | None, untraceable: str) -> Figure:
+    if not graphs:
+        return Figure(value=None, kind=Kind.PREDICTED, missing="no graph reached Inductor: nothing was compiled")
+    skipped = sum(bool(graph.reasons) for graph in graphs)
+    split = sum(bool(graph.kept_out) and not graph.reasons for graph in graphs)
+    if not skipped and not split and strays is None:
+        return Figure(
+            value=None,
+            kind=Kind.PREDICTED,
+            missing=f"no reason found on the CPU, but stray CPU tensors cannot be ruled out: {untraceable}; "
+            "run this cell on a GPU",
+        )
+    return Figure(
+        value=skipped + split + len(strays or ()),
+        kind=Kind.PREDICTED,
+        method=f"of {len(graphs)} graphs, {skipped} that Inductor would run without CUDA graphs and {split} that it "
+        f"would split around ops outside them; and {len(strays or ())} values left on the CPU",
+    )
+
+
+def graphs_of_one_forecast(trial: Trial) -> list[GraphChecked]:
+    """Compile one mean forecast at the smallest context and check every graph it is made of."""
+    graphs: list[GraphChecked] = []
+    _one_forecast(trial, checking_backend(graphs))
+    return graphs
+
+
+def _one_forecast(trial: Trial, backend: Callable[..., Any]) -> None:
+    model = trial.compiled(backend=backend)
+    series = _series(trial, model)
+    with blaming_the_candidate():
+        _forecast(model, series)
+
+
+def _series(trial: Trial, model: BoundModel) -> Series:
+    return trial.series(model.patch_size, trial.workload.context_patches[0], trial.workload.horizon_patches[0])
+
+
+def _forecast(model: BoundModel, series: Series) -> None:
+    model.generate_mean(series, series.truth.shape[-1])
+
+
+def stray_tensors(trial: Trial) -> tuple[list[str] | None, str]:
+    """Names of values that stay on the CPU when everything given is elsewhere; or None and why it cannot be traced."""
+    strays: list[str] = []
+    torch._dynamo.reset()
+    try:
+        with _meta_tensors_are_true():
+            _one_forecast(replace(trial, device="meta"), cpu_finding_backend(strays))
+    except Exception as error:  # a step that reads values cannot run on meta at all: that is an answer, not a fault
+        return None, f"the forecast cannot be traced on meta ({telling_line(getattr(error, 'cause', error))[:200]})"
+    finally:
+        torch._dynamo.reset()
+    return strays, ""
+
+
+@contextmanager
+def _meta_tensors_are_true() -> Iterator[None]:
+    """toto-ts asserts on tensors outside the compiled step; without values every assertion holds."""
+    original = torch.Tensor.__bool__
+    torch.Tensor.__bool__ = lambda tensor: tensor.is_meta or original(tensor)
+    try:
+        yield
+    finally:
+        torch.Tensor.__bool__ = original
+
+
+def cpu_finding_backend(strays: list[str]) -> Callable[..., Any]:
+    """AOTAutograd alone: Inductor's own passes throw away what is computed on meta, and then trip over it."""
+
+    def compiler(graph_module: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+        strays.extend(_values_on_cpu(graph_module))
+        return _run_as_it_is(graph_module)
+
+    backend: Callable[..., Any] = aot_autograd(fw_compiler=compiler)
+    return backend
+
+
+def checking_backend(graphs: list[GraphChecked]) -> Callable[..., Any]:
+    """A torch.compile backend: Inductor up to the point where it would lower, then Inductor's questions, then eager."""
+
+    def backend(graph_module: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        with _caches_off():
+            return compile_fx(graph_module, example_inputs, inner_compile=inner_compile)
+
+    def inner_compile(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        graphs.append(check_graph(graph_module, example_inputs, options))
+        return _run_as_it_is(graph_module)
+
+    return backend
+
+
+def _run_as_it_is(graph_module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    def run(arguments: list[Any]) -> Any:
+        given = list(arguments)
+        arguments.clear()  # the boxed calling convention: the caller gives its references away
+        return graph_module.forward(*given)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+@contextmanager
+def _caches_off() -> Iterator[None]:
+    """A cache hit would skip the hook."""
+    off = {"force_disable_caches": True} if hasattr(inductor_config, "force_disable_caches") else {}
+    with inductor_config.patch(off), _graph_caches_off():
+        yield
+
+
+@contextmanager
+def _graph_caches_off() -> Iterator[None]:
+    """Compile every graph, but leave alone what else torch keeps: a measured forecast is to run as it always does."""
+    with ExitStack() as undo:
+        undo.enter_context(inductor_config.patch({"fx_graph_cache": False}))
+        if hasattr(functorch_config, "enable_autograd_cache"):
+            undo.enter_context(functorch_config.patch({"enable_autograd_cache": False}))
+        yield
+
+
+def check_graph(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any]
+) -> GraphChecked:
+    """Ask what Inductor asks before it captures: mutated inputs, ops that cannot be, dynamic shapes, devices."""
+    graph = graph_module.graph
+    # up to torch 2.3 this was num_fixed: the first inputs were the static ones
+    static = options.get("static_input_idxs")
+    static_indices = tuple(static) if static is not None else tuple(range(options.get("num_fixed", 0)))
+    mutated = tuple(sorted(find_input_mutations(graph)))
+    checked = GraphChecked(
+        nodes=len(graph.nodes), mutated_inputs=len(mutated), static_inputs=len(static_indices), dynamic=False
+    )
+    checked.dynamic = bool(inductor_utils.any_is_symbolic(*example_inputs))
+    function = _wrapped_function(
+        cudagraph_utils,
+        mutated=mutated,
+        static=static_indices,
+        placeholders=cudagraph_utils.get_placeholder_info(graph),
+    )
+    if refused := cudagraph_utils.check_for_mutation(function, list(example_inputs), lambda _tensor: False):
+        checked.reasons.append(_plain(refused))
+    regions = _with_regions(graph_module)
+    if _has_graph_partition():
+        checked.partitions = _partitions(graph_module)
+        checked.kept_out = [_incompatible(node) for part in regions for node in part.graph.nodes if _split_off(node)]
+    if not (_has_graph_partition() and _splits_around_every_op()):
+        first_incompatible = [inductor_utils.get_first_incompatible_cudagraph_node(part) for part in regions]
+        checked.reasons += [_incompatible(node) for node in first_incompatible if node is not None]
+    return checked
+
+
+def _incompatible(node: Any) -> str:
+    return f"incompatible op {getattr(node, 'target', node)}"
+
+
+def _with_regions(graph_module: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    """The graph and the regions it calls (nested_compile_region, torch 2.8 and later), each once."""
+    return [module for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+
+
+def _wrapped_function(module: Any, *, mutated: tuple[int, ...], static: tuple[int, ...], placeholders: Any) -> Any:
+    """Inductor's record of a function to capture; its fields grew over the releases, those since 2.15 are settings."""
+    given = {
+        "model": lambda *_: None,
+        "static_input_idxs": static,
+        "id": module.FunctionID(0),
+        "constants": (),
+        "placeholders": placeholders,
+        "mutated_input_idxs": mutated,
+    }
+    fields = inspect.signature(module.WrappedFunction).parameters
+    settings = {
+        name: getattr(inductor_config.triton, name)
+        for name, parameter in fields.items()
+        if name not in given and parameter.default is inspect.Parameter.empty
+    }
+    return module.WrappedFunction(**settings, **{name: value for name, value in given.items() if name in fields})
+
+
+def _has_graph_partition() -> bool:
+    return bool(getattr(inductor_config, "graph_partition", False))
+
+
+def _splits_around_every_op() -> bool:
+    """Tell whether graph partition deals with all ops that cannot be captured; in 2.9 most cost the whole graph."""
+    return hasattr(inductor_utils, "is_cudagraph_unsafe_fx_node")
+
+
+def _split_off(node: torch.fx.Node) -> bool:
+    """Tell whether graph partition leaves this op outside CUDA graphs; devices apart, which only a GPU's graph has."""
+    if node.op != "call_function":
+        return False
+    if _splits_around_every_op():
+        return bool(inductor_utils.is_cudagraph_unsafe_fx_node(node) or node.meta.get("unbacked_bindings"))
+    return getattr(torch.Tag, "cudagraph_unsafe", None) in getattr(node.target, "tags", ())
+
+
+def _partitions(graph_module: torch.fx.GraphModule) -> int:
+    """Tell how many pieces are left to capture when Inductor splits the graph around every op that cannot be."""
+    calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+    return sum(captured for captured, _ in groupby(not _split_off(node) for node in calls))
+
+
+def _values_on_cpu(graph_module: torch.fx.GraphModule) -> list[str]:
+    """Names of the values on the CPU that something uses."""
+    return [
+        node.name
+        for part in _with_regions(graph_module)
+        for node in part.graph.nodes
+        if isinstance(value := node.meta.get("val"), torch.Tensor) and value.device.type == "cpu" and node.users
+    ]
+
+
+def _plain(message: str) -> str:
+    """'skipping cudagraphs due to mutated inputs (2 instances). Found from : ...' without the frame around it."""
+    return message.partition("\n")[0].removeprefix("skipping cudagraphs due to ").partition(". Found from")[0].strip()
+
+
+def _event(kind: EventKind, reason: str, count: int) -> Event:
+    return Event(kind=kind, severity=SEVERITIES[kind], reason=reason, normalised_reason=reason, count=count)
+
+
+# Measurement
+
+
+def measure(trial: Trial) -> SuiteEvidence:
+    """Warm up until graphs are recorded, then profile one forecast step by step."""
+    if trial.mode == "default":
+        figure = Figure(value=None, missing="mode default does not use CUDA graphs")
+        return SuiteEvidence(
+            suite=Suite.CUDAGRAPH,
+            outcome=Outcome.MEASURED,
+            method=MEASURED_METHOD,
+            figures={"cudagraphs": figure},
+        )
+    launches: list[int | None] = []
+    with CompilerWatch("warm-up") as watch, counting_kept_out() as kept_out:
+        model = trial.compiled()
+        series = _series(trial, model)
+        with blaming_the_candidate():
+            for _ in range(WARM_UP_FORECASTS):
+                _forecast(model, series)
+            after = watch.mark("measured")
+            with observed(model, counting_launches(launches)):
+                _forecast(model, series)
+    return SuiteEvidence(
+        suite=Suite.CUDAGRAPH,
+        outcome=Outcome.MEASURED,
+        method=MEASURED_METHOD,
+        figures=measured_figures(watch.total.cudagraph_skips, kept_out, launches[1:]),
+        events=tuple(
+            event
+            for event in watch.total.events
+            if event.kind in (EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION)
+        ),
+        details={"launches_per_step": launches, "skips_after_warm_up": after.cudagraph_skips},
+    )
+
+
+@dataclass
+class KeptOut:
+    """Counts what Inductor leaves out of CUDA graphs without counting a skip: graph partition, on from 2.9."""
+
+    parts: int = 0
+    graphs: int = 0
+
+
+def measured_figures(skips: int, kept_out: KeptOut, decode: Sequence[int | None]) -> dict[str, Figure]:
+    """The gate's figure and what it is the sum of. `decode`: CUDA graphs launched per step, None if not to be seen."""
+    outside = kept_out.parts + kept_out.graphs
+    if not decode:
+        replay = Figure(value=None, missing="no decode step ran: the first horizon is one patch long")
+    elif None in decode:
+        replay = Figure(
+            value=None,
+            missing="the profiler delivered no event of the CUDA runtime: whether a step replayed a CUDA graph cannot "
+            "be seen; let this user profile the GPU (CUPTI)",
+        )
+    else:
+        replay = Figure(value=decode.count(0), method=f"of {len(decode)} decode steps after warm-up")
+    seen = skips + outside
+    if replay.value is not None:
+        gate = Figure(value=seen + replay.value, method=MEASURED_METHOD)
+    elif seen:
+        gate = Figure(value=seen, method=f"{MEASURED_METHOD}; of those nothing is known: {replay.missing}")
+    else:
+        gate = replay
+    return {
+        "cudagraphs": gate,
+        "cudagraph_skips": Figure(value=skips, method='counters["inductor"]["cudagraph_skips"], warm-up included'),
+        "parts_kept_out": Figure(
+            value=outside,
+            method=f"{kept_out.parts} parts that Inductor's scheduler kept out of CUDA graphs and {kept_out.graphs} "
+            "whole graphs, warm-up included",
+        ),
+        "steps_without_replay": replay,
+    }
+
+
+@contextmanager
+def counting_kept_out() -> Iterator[KeptOut]:
+    """Count where Inductor decides it: its log leaves some of it out, and a graph from a cache is not decided again."""
+    kept_out = KeptOut()
+    with ExitStack() as undo:
+        undo.enter_context(_graph_caches_off())
+        if hasattr(Scheduler, "graph_partition"):
+            counting = _counting_parts(Scheduler.graph_partition, kept_out)
+            undo.enter_context(mock.patch.object(Scheduler, "graph_partition", counting))
+        with suppress(ImportError):  # torch 2.4 and 2.5
+            # here, since these releases lack it
+            from torch._inductor import output_code
+
+            if hasattr(output_code, "cudagraph_partition_post_compile"):
+                counting = _counting_graphs(output_code.cudagraph_partition_post_compile, kept_out)
+                undo.enter_context(mock.patch.object(output_code, "cudagraph_partition_post_compile", counting))
+        yield kept_out
+
+
+def _counting_parts(original: Callable[..., Any], kept_out: KeptOut) -> Callable[..., Any]:
+    def graph_partition(scheduler: Any) -> Any:
+        partitions, signatures = original(scheduler)
+        # for a graph compiled without CUDA graphs it is one part, and no news
+        if torch._inductor.config.triton.cudagraphs:
+            kept_out.parts += sum(signature.skip_cudagraph for signature in signatures)
+        return partitions, signatures
+
+    return graph_partition
+
+
+def _counting_graphs(original: Callable[..., Any], kept_out: KeptOut) -> Callable[..., Any]:
+    def post_compile(example_inputs: Any, compiled_graph: Any, *rest: Any, **named: Any) -> None:
+        original(example_inputs, compiled_graph, *rest, **named)
+        kept_out.graphs += bool(compiled_graph.cudagraph_info.cudagraph_fail_reasons)
+
+    return post_compile
+
+
+def counting_launches(launches: list[int | None]) -> Callable[[int], Any]:
+    """An observer that profiles each step and counts the CUDA graphs it launched; None where CUDA was not profiled."""
+
+    @contextmanager
+    def step(_index: int) -> Iterator[None]:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            yield
+            torch.cuda.synchronize()  # of the CUDA runtime itself: it is in every profile that sees the runtime
+        of_runtime = [event.name for event in profiler.events() if event.name.startswith("cuda")]
+        launches.append(of_runtime.count("cudaGraphLaunch") if of_runtime else None)
+
+    return step

@@ -1,0 +1,184 @@
+"""What is on trial in a cell: the series it forecasts and the models that forecast them, made when a suite asks."""
+
+import errno
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from toto_compat.cell.process_tree import OUT_OF_MEMORY_TEXTS
+from toto_compat.cell.quiet import QuietLock
+from toto_compat.contract.request import CacheRequest, CellRequest, CompileSettings, CsvSeries, Workload
+from toto_compat.errors import TotoCompatError
+from toto_compat.model.backbone import build_backbone
+from toto_compat.model.binding import bind
+from toto_compat.model.bound import BoundModel, CompileSpec
+from toto_compat.model.series import Series, make_series
+
+UPSTREAM = CacheRequest(name="upstream", source="builtin")
+_FULL_DISK_TEXTS = ("No space left on device", "Disk quota exceeded")
+
+
+class CandidateError(Exception):
+    """The compiled forecast raised: evidence against the cell, not a fault of the harness."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@contextmanager
+def blaming_the_candidate() -> Iterator[None]:
+    """Around every call of the compiled model, so that its exceptions are told apart from the harness's own.
+
+    Around nothing else: whatever raises in here counts against the cache, unless it is the user's to solve or the
+    machine has run out of something.
+    """
+    try:
+        yield
+    except (TotoCompatError, CandidateError):
+        raise
+    except Exception as error:
+        if disk_is_full(error) or is_out_of_memory(error):
+            raise
+        raise CandidateError(error) from error
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Tell whether a full disk is behind an error; a compiler's own is only text in what inductor raises."""
+    return any(
+        (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT))
+        or any(text in str(cause) for text in _FULL_DISK_TEXTS)
+        for cause in all_behind(error)
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether missing memory is behind an error: torch's, Python's, or that of a compiler the kernel killed."""
+    return any(
+        isinstance(cause, MemoryError | torch.cuda.OutOfMemoryError)
+        or any(text in str(cause) for text in OUT_OF_MEMORY_TEXTS)
+        for cause in all_behind(error)
+    )
+
+
+def all_behind(error: BaseException) -> Iterator[BaseException]:
+    """The error and everything it came from, each once; torch keeps what a backend raised as `inner_exception`."""
+    left, seen = [error], set()
+    while left:
+        cause = left.pop()
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        behind = (cause.__cause__, cause.__context__, getattr(cause, "inner_exception", None))
+        left += [one for one in behind if isinstance(one, BaseException)]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One cache in one mode on one workload. Every model gets a backbone of its own: binding may change it."""
+
+    workload: Workload
+    cache: CacheRequest
+    mode: str = "default"
+    settings: CompileSettings = field(default_factory=CompileSettings)
+    device: str = "cpu"
+    checkpoint_folder: str | None = None
+    csv: CsvSeries | None = None
+    quiet: QuietLock = field(default_factory=lambda: QuietLock(None))
+
+    @staticmethod
+    def of(request: CellRequest, quiet: QuietLock) -> "Trial":
+        """The request's trial. `quiet` is the lock that this process holds: a second one would wait for the first."""
+        return Trial(
+            workload=request.workload,
+            cache=request.cache,
+            mode=request.cell.mode,
+            settings=request.settings,
+            device=request.device.value,
+            checkpoint_folder=request.checkpoint_folder,
+            csv=request.csv,
+            quiet=quiet,
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype = getattr(torch, self.workload.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    @property
+    def max_patches(self) -> int:
+        """The longest context plus the longest horizon that any suite asks of this workload."""
+        return self.workload.context_patches[-1] + max(self.workload.horizon_patches)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Every batch that this workload asks for, samples counted as the series they are to the model."""
+        sampled = self.workload.batches[0] * self.workload.samples_per_batch
+        return tuple(dict.fromkeys((*self.workload.batches, sampled)))
+
+    def eager(self, cache: CacheRequest = UPSTREAM, *, dtype: torch.dtype | None = None) -> BoundModel:
+        """A cache run eager; upstream unless another is named."""
+        return bind(self._backbone(dtype), cache, max_patches=self.max_patches)
+
+    def compiled(self, *, backend: Callable[..., Any] | None = None, batch_sizes: tuple[int, ...] = ()) -> BoundModel:
+        """The candidate: this cell's cache, compiled as the cell says, told which batches the suite will use."""
+        spec = CompileSpec(mode=self.mode, settings=self.settings, backend=backend)
+        backbone = self._backbone(None)
+        with blaming_the_candidate():
+            return bind(backbone, self.cache, compile_spec=spec, max_patches=self.max_patches, batch_sizes=batch_sizes)
+
+    def series(
+        self,
+        patch_size: int,
+        context: int,
+        horizon: int,
+        *,
+        batch: int | None = None,
+        variates: int | None = None,
+        groups: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Series:
+        """The workload's series at this length (in patches), on the trial's device."""
+        series = make_series(
+            self.workload,
+            patch_size=patch_size,
+            context_patches=context,
+            horizon_patches=horizon,
+            batch=batch,
+            variates=variates,
+            groups=groups,
+            csv=self.csv,
+        )
+        return series.to(device=self.device, dtype=dtype or self.dtype)
+
+    def _backbone(self, dtype: torch.dtype | None) -> Any:
+        return build_backbone(
+            self.workload, dtype=dtype or self.dtype, device=self.device, checkpoint_folder=self.checkpoint_folder
+        )
+
+
+def telling_line(error: BaseException) -> str:
+    """Type and first line of an error; of what a backend raised where torch only wraps it."""
+    inner = getattr(error, "inner_exception", None)  # BackendCompilerFailed: "backend='inductor' raised:"
+    if isinstance(inner, BaseException):
+        return telling_line(inner)
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    return f"{type(error).__name__}: {line}"
+
+
+def synchronise(device: str) -> None:
+    """Wait until the device has done what it was given; a CPU always has."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def free_memory(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,93 @@
+"""The arithmetic behind the figures, free of torch: percentiles, intervals, break-even, the null of quantiles."""
+
+import math
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+# Below this many timed forecasts a 95th percentile is one or two observations: not a figure to decide on.
+FEWEST_TIMED_FORECASTS = 30
+
+
+_Contestant = TypeVar("_Contestant")
+
+
+def taking_turns(contestants: Sequence[_Contestant], rounds: int) -> Iterator[_Contestant]:
+    """Everybody once a round. Each round starts with another one: none always follows the same one."""
+    for number in range(rounds):
+        first = number % len(contestants)
+        yield from (*contestants[first:], *contestants[:first])
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A point estimate with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of the values lie, interpolated linearly between neighbours."""
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def relative_spread(values: Sequence[float]) -> float:
+    """Sigma over mean; 0 for values that are all the same, even when they are all zero."""
+    mean = statistics.fmean(values)
+    sigma = statistics.stdev(values) if len(values) > 1 else 0.0
+    if sigma == 0.0:
+        return 0.0
+    return sigma / abs(mean) if mean else math.inf
+
+
+def ratio_of_medians(
+    numerator: Sequence[float], denominator: Sequence[float], *, resamples: int = 2000, seed: int = 1
+) -> Interval:
+    """median(numerator) / median(denominator) with a percentile-bootstrap 95 % interval.
+
+    Both are resampled on their own: interleaving removes the drift they share, so no pairing is left to keep.
+    """
+    generator = random.Random(seed)  # noqa: S311 - resampling, no secret
+    ratios = sorted(
+        statistics.median(generator.choices(numerator, k=len(numerator)))
+        / statistics.median(generator.choices(denominator, k=len(denominator)))
+        for _ in range(resamples)
+    )
+    return Interval(
+        value=statistics.median(numerator) / statistics.median(denominator),
+        low=percentile(ratios, 0.025),
+        high=percentile(ratios, 0.975),
+    )
+
+
+def break_even(compile_seconds: float, eager_ms: float, compiled_ms: float) -> int | None:
+    """Tell how many forecasts it takes until the compile time is paid back; None when compiled is not faster."""
+    saved_seconds = (eager_ms - compiled_ms) / 1000.0
+    return math.ceil(compile_seconds / saved_seconds) if saved_seconds > 0 else None
+
+
+def null_limit(distances: Sequence[float]) -> float:
+    """The distance that a faithful cache stays under: five sigma above the mean of the null's own distances.
+
+    The largest of a handful of null runs would be exceeded by chance once in a handful of cells.
+    """
+    if len(distances) < 3:
+        raise ValueError("a null needs at least three runs")
+    return max(*distances, statistics.fmean(distances) + 5.0 * statistics.stdev(distances))
+
+
+def ratio_to_limit(error: float, limit: float) -> float:
+    """error / limit; what is not finite in either is the worst there is, and 0 / 0 is no error at all."""
+    if not (math.isfinite(error) and math.isfinite(limit)):
+        return math.inf
+    if error == 0.0:
+        return 0.0
+    return error / limit if limit > 0.0 else math.inf

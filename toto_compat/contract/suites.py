@@ -1,0 +1,77 @@
+"""The suites of a cell, one row each. The host knows them by name, the cell by where their code is.
+
+A new suite is a module in `cell/suites/` and a row here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from toto_compat.contract.table import Table
+
+
+@dataclass(frozen=True)
+class GroupRule:
+    """Says how the process of a group is started."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)  # what torch reads when it is imported
+    repeated: bool = False  # once per `repeats` of the profile
+    pointless_if_forecast_raised: bool = False  # a forecast that cannot be compiled has no speed
+
+
+class Group(Table):
+    """Holds what runs together in one fresh process, in the order of the cell.
+
+    The first group meets empty compiler caches and shows the cold compile; the CUDA-graph predictor needs variables of
+    its own and comes last.
+    """
+
+    rule: GroupRule
+
+    OBSERVE = "observe", GroupRule()
+    EQUIVALENCE = "equivalence", GroupRule()
+    SPEED = "speed", GroupRule(repeated=True, pointless_if_forecast_raised=True)
+    MEMORY_REFERENCE = "memory_reference", GroupRule(pointless_if_forecast_raised=True)
+    # a cache hit would skip the hook that the predictor listens in
+    CUDAGRAPH = "cudagraph", GroupRule(variables={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
+
+
+@dataclass(frozen=True)
+class SuiteRule:
+    """Says where a suite's code is and which processes it takes part in.
+
+    A runner is `module:function` below `toto_compat.cell.suites`; it takes the group's session and returns evidence, or
+    a measurement that `combine` turns into evidence together with those of the suite's other processes.
+    """
+
+    version: int  # raised when what is measured changes: stored results of another version are stale
+    runners: Mapping[Group, str]
+    combine: str = ""
+
+
+class Suite(Table):
+    """In the order in which a group runs them; a suite may rely on the evidence of those before it."""
+
+    rule: SuiteRule
+
+    EQUIVALENCE = "equivalence", SuiteRule(version=1, runners={Group.EQUIVALENCE: "equivalence:run_equivalence"})
+    DETERMINISM = "determinism", SuiteRule(version=1, runners={Group.EQUIVALENCE: "equivalence:run_determinism"})
+    RECOMPILE = "recompile", SuiteRule(version=1, runners={Group.OBSERVE: "recompile:run_recompile"})
+    CUDAGRAPH = "cudagraph", SuiteRule(version=1, runners={Group.CUDAGRAPH: "cudagraph:run_cudagraph"})
+    # before speed, while the compiled model is all that the process of both holds
+    MEMORY = (
+        "memory",
+        SuiteRule(
+            version=1,
+            runners={Group.SPEED: "memory:run_compiled", Group.MEMORY_REFERENCE: "memory:run_reference"},
+            combine="memory:combine",
+        ),
+    )
+    SPEED = (
+        "speed",
+        SuiteRule(version=1, runners={Group.SPEED: "speed:run_speed"}, combine="speed:combine"),
+    )
+
+
+def suites_of(group: Group) -> tuple[Suite, ...]:
+    """The suites that run in a group's process, in order."""
+    return tuple(suite for suite in Suite if group in suite.rule.runners)

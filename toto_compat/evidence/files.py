@@ -1,0 +1,91 @@
+"""Files of ours: where they are kept, written whole or not at all, and checked when they are read."""
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from platformdirs import user_cache_path
+from pydantic import BaseModel, ValidationError
+
+from toto_compat.contract import files
+from toto_compat.errors import StorageError
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of this tool; TOTO_COMPAT_CACHE puts it elsewhere."""
+    override = os.environ.get("TOTO_COMPAT_CACHE")
+    folder = Path(override).expanduser().absolute() if override else user_cache_path("toto-compat", appauthor=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: the cache folder cannot be made: {error.strerror}",
+            hint="set TOTO_COMPAT_CACHE to a folder you can write to",
+        ) from error
+    return folder
+
+
+@contextmanager
+def storage_errors(path: Path, verb: str) -> Iterator[None]:
+    """Turn what the system says about a file into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = f"free space on the disk of {path.parent}, then run the same command again: finished cells are kept"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            hint = "make it writable, or choose another folder with --results"
+        else:
+            hint = "check the folder, or choose another one with --results"
+        raise StorageError(f"{path}: cannot be {verb}: {error.strerror or error}", hint=hint) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file, with its folder if need be: it is whole or not there, also when the disk is full."""
+    with storage_errors(path, "written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomically(path, text)
+
+
+def write_model(path: Path, model: BaseModel) -> None:
+    write_atomically(path, model.model_dump_json(by_alias=True, indent=1) + "\n")
+
+
+def read_bytes(path: Path) -> bytes:
+    with storage_errors(path, "read"):
+        return path.read_bytes()
+
+
+def read_model(path: Path, model: type[_Model]) -> _Model:
+    """Read and check a file of ours; a corrupt one is an error that names the file."""
+    return checked(path, model, read_bytes(path))
+
+
+def checked(path: Path, model: type[_Model], content: bytes) -> _Model:
+    """Return what a file holds as a model, or an error that names the file and the place in it."""
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise StorageError(
+            f"{path}: not a valid {model.__name__} file: {where + ': ' if where else ''}{first['msg']}",
+            hint="the file is damaged or from another version: restore it, or delete it and run the matrix again",
+        ) from error
+
+
+def file_hash(path: Path) -> str:
+    return hashlib.sha256(read_bytes(path)).hexdigest()
+
+
+def check_writable(folder: Path) -> None:
+    """Find out before an hour of work whether results can be written at all."""
+    probe = folder / f".writable-{os.getpid()}"
+    write_atomically(probe, "")
+    probe.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Reading the logs of a running service: formats of lines here, the messages in them in the contract."""

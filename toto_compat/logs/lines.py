@@ -1,0 +1,135 @@
+"""One raw log line -> the message in it, and who said it. Knows logging prefixes, not what the messages mean."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from toto_compat.contract.torch_messages import LONGEST_LINE, LogLine, printable, shorten_path
+
+LONGEST_JSON = 1_000_000
+
+# 'W1104 10:14:14.409000 101341 torch/_dynamo/convert_frame.py:1358] [6/8] [__recompiles] '; pid, place, tags may lack.
+_TORCH_PREFIX = re.compile(
+    r"(?<![A-Za-z0-9])[VDIWEC]\d{4} \d\d:\d\d:\d\d(?:[.,]\d+)?"
+    r"(?: (?P<pid>\d+))?"
+    r"(?: (?P<file>[^\s\]]+\.py):(?P<line>\d+)\])?"
+    r"(?P<tags>(?: \[[^\]\s]{0,40}\])*) ?"
+)
+_COMPILE_ID = re.compile(r"\[(!?\d+(?:/\d+)+(?:_\d+)?)\]")
+_RANK = re.compile(r"\[(?:default|rank)(\d+)\]:")
+_SERVICE = re.compile(r"^(?:([\w.-]*[A-Za-z][\w.-]*)\s+\|\s|\[pod/([^\]\s]+)\]\s)")
+_OTHER_PID = re.compile(r"\b(?:pid|PID|process|ForkPoolWorker-)[=: ]?\s?(\d+)\b|[\[(](\d{2,7})[\])]")
+# pytest's '[convert_frame.py:1358]' and plain logging's 'convert_frame.py:1358'
+_OTHER_PLACE = re.compile(r"((?:[\w.-]+/)*[\w-]+\.py):(\d+)\b")
+
+_LEVEL = r"(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|NOTICE)"
+_OTHER_PREFIX = re.compile(
+    r"\s*(?:"
+    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?"
+    rf"|\[{_LEVEL}\s*\]|{_LEVEL}\b:?"
+    r"|[|]|-(?=\s(?:[A-Z]|\S+ -))"
+    r"|(?:torch|logging|root|py\.warnings)[\w.]*:(?:[\w./-]+\.py:\d+)?"
+    r"|(?:stdout|stderr) [FP]"
+    r"|E(?=   )"
+    r")"
+)
+_JSON_MESSAGE_KEYS = ("message", "msg", "log", "text", "event", "MESSAGE", "textPayload", "body")
+_JSON_PROCESS_KEYS = ("pid", "process", "process_id", "_PID")
+
+
+def without_prefix(text: str) -> str:
+    """Free text behind a timestamp, level, service or logger name; what is not known to be a prefix stays."""
+    service = _SERVICE.match(text)
+    rest = text[service.end() :] if service else text
+    for _ in range(8):
+        prefix = _OTHER_PREFIX.match(rest)
+        if not prefix:
+            break
+        rest = rest[prefix.end() :]
+    return rest
+
+
+def process_in_prefix(prefix: str) -> str:
+    """The process that a prefix without torch's own pid names, '' if none."""
+    service = _SERVICE.match(prefix)
+    named = (service.group(1) or service.group(2)) if service else ""
+    rank = _RANK.search(prefix)
+    numbers = _OTHER_PID.search(prefix)
+    pid = next((group for group in numbers.groups() if group), "") if numbers else ""
+    return ":".join(part for part in (named, f"rank{rank.group(1)}" if rank else "", pid) if part)
+
+
+def place_in_prefix(prefix: str) -> str:
+    """The source line that a prefix other than torch's own names, '' if none."""
+    places = _OTHER_PLACE.findall(prefix)
+    return f"{shorten_path(places[-1][0])}:{places[-1][1]}" if places else ""
+
+
+def read_line(raw: str, number: int) -> Iterator[LogLine]:
+    """The messages of one physical line: one, unless it is JSON or carries escaped newlines or carriage returns."""
+    process = ""
+    texts = [raw]
+    if "{" in raw and '":' in raw and len(raw) <= LONGEST_JSON:
+        decoded = _json_messages(raw[raw.index("{") :])
+        if decoded is not None:
+            texts, process = decoded
+    if len(texts) == 1 and "\\n" in texts[0]:
+        texts = texts[0].replace("\\n", "\n").replace('\\"', '"').split("\n")
+    spoken_for: LogLine | None = None
+    for text in texts:
+        for part in re.split(r"[\r\n]+", text.rstrip("\r\n")):
+            line = _read_message(printable(part[:LONGEST_LINE]), number, process)
+            if line.torch_prefix:
+                spoken_for = line
+            elif spoken_for:
+                # One physical line is one record: its first prefix holds for all of it.
+                line = replace(spoken_for, text=line.text)
+            yield line
+
+
+def _read_message(text: str, number: int, process: str) -> LogLine:
+    prefix = _TORCH_PREFIX.search(text)
+    if not prefix:
+        return LogLine(number, text, process)
+    before = text[: prefix.start()]
+    compile_id = _COMPILE_ID.search(prefix["tags"])
+    return LogLine(
+        number,
+        text[prefix.end() :],
+        ":".join(part for part in (process, process_in_prefix(before), prefix["pid"] or "") if part),
+        torch_prefix=True,
+        logged_from=f"{shorten_path(prefix['file'])}:{prefix['line']}" if prefix["file"] else "",
+        compile_id=compile_id.group(1) if compile_id else "",
+    )
+
+
+def _json_messages(text: str) -> tuple[list[str], str] | None:
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    message = _json_message(value)
+    if message is None:
+        return None
+    process = next((str(value[key]) for key in _JSON_PROCESS_KEYS if isinstance(value.get(key), int | str)), "")
+    # A container engine wraps every line of the application in JSON, and that line may be JSON again.
+    if message.lstrip().startswith("{"):
+        inner = _json_messages(message.lstrip())
+        if inner is not None:
+            return inner[0], ":".join(part for part in (process, inner[1]) if part)
+    return message.splitlines() or [""], process
+
+
+def _json_message(value: Mapping[str, Any]) -> str | None:
+    for key in _JSON_MESSAGE_KEYS:
+        inner = value.get(key)
+        if isinstance(inner, str):
+            return inner
+        if isinstance(inner, dict):
+            return _json_message(inner)
+    strings = [inner for inner in value.values() if isinstance(inner, str)]
+    return max(strings, key=len) if strings else None

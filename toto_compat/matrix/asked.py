@@ -1,0 +1,25 @@
+"""What was asked of `toto-compat matrix`. It travels beside what the stages hand to each other, not inside it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line."""
+
+    selectors: tuple[str, ...] = ()
+    profile: str = "quick"
+    runtime: Literal["auto", "docker", "venv"] = "auto"
+    executor: str = "local"
+    device: str = "auto"
+    jobs: int | None = None
+    fresh: bool = False
+    rebuild: bool = False
+    run: str | None = None
+    require: tuple[str, ...] = ()
+    dry_run: bool = False
+    as_json: bool = False
+    matrix_file: Path | None = None
+    results: Path = Path("results")

@@ -1,0 +1,219 @@
+"""The gates, one row each: which figure of which suite decides, by which limit, and how it is shown and compared.
+
+All of it is host side: a cell measures figures and knows no gate. A new gate is a row here and its test; judging, the
+table's columns, the comparison of runs, the schema of matrix.yaml and docs/gates.md read the rows.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from toto_compat.contract.events import EventKind
+from toto_compat.contract.request import Device
+from toto_compat.contract.strict_model import StrictModel
+from toto_compat.contract.suites import Suite
+from toto_compat.contract.table import Table
+
+
+class GateLimit(StrictModel):
+    """A figure passes when min <= figure <= max."""
+
+    min: float | None = Field(default=None, allow_inf_nan=False)
+    max: float | None = Field(default=None, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> "GateLimit":
+        if self.min is None and self.max is None:
+            raise ValueError("a gate needs min or max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError("min must not be above max: nothing could pass")
+        return self
+
+    def admits(self, value: float) -> bool:
+        return (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
+
+    @property
+    def text(self) -> str:
+        """The limit as a person writes it: '<= 0', '>= 2', '0 to 1'."""
+        match self.min, self.max:
+            case (None, high):
+                return f"<= {high:g}"
+            case (low, None):
+                return f">= {low:g}"
+            case (low, high):
+                return f"{low:g} to {high:g}"
+
+
+class Comparison(StrEnum):
+    """Says how two runs of one gate are told apart from noise."""
+
+    STATUS = "status"  # only a change of PASS or FAIL counts
+    COUNT = "count"  # repeats exactly on the same code, so any change is real
+    INTERVAL = "interval"  # has an interval: a change is one that both intervals agree on
+    MARGIN = "margin"  # differs by a few per cent between two processes of the same code
+    SPREAD = "spread"  # is itself a spread: one outlier doubles it
+
+
+@dataclass(frozen=True)
+class Column:
+    """Places a figure in the tables. Gates with the same `short` heading share a column, joined by a slash."""
+
+    title: str  # in Markdown
+    short: str = ""  # in the terminal, which has room for few; empty: not there
+    pattern: str = "{:g}"  # empty: PASS or FAIL instead of the number
+    shown_if_not_applicable: bool = False  # a prediction is worth a look
+
+
+@dataclass(frozen=True)
+class GateRule:
+    """Holds what a gate is."""
+
+    suite: Suite
+    meaning: str  # one sentence for the docs
+    default: GateLimit | None  # None: off unless matrix.yaml sets a limit
+    figure: str = ""  # its name in the suite's evidence; empty: the gate's own
+    larger_is_better: bool = False
+    comparison: Comparison = Comparison.STATUS
+    nan_is_a_fault: bool = False  # of the forecast; else NaN means that nothing was measured
+    explained_by: tuple[EventKind, ...] = ()  # events that say why it failed
+    only_on: Device | None = None  # elsewhere it is not applicable
+    not_in_modes: tuple[Literal["default", "reduce-overhead", "max-autotune"], ...] = ()
+    column: Column | None = None  # None: on the page and in compatibility.json only
+
+
+class Gate(Table):
+    """In the order in which they decide: the first FAIL (else the first INCONCLUSIVE) names the verdict."""
+
+    rule: GateRule
+
+    @property
+    def figure(self) -> str:
+        """The name of its figure in the evidence."""
+        return self.rule.figure or self.value
+
+    EQUIVALENCE = (
+        "equivalence",
+        GateRule(
+            suite=Suite.EQUIVALENCE,
+            meaning="Worst error of the forecast against eager over what eager's own noise allows.",
+            default=GateLimit(max=1.0),
+            nan_is_a_fault=True,
+            column=Column("equivalence", "equiv", pattern=""),
+        ),
+    )
+    DETERMINISM = (
+        "determinism",
+        GateRule(
+            suite=Suite.DETERMINISM,
+            meaning="Largest difference between two runs with one seed in one process.",
+            default=GateLimit(max=0),
+            nan_is_a_fault=True,
+        ),
+    )
+    MAE_SIGMA = (
+        "mae_sigma",
+        GateRule(
+            suite=Suite.EQUIVALENCE,
+            meaning="Standard deviation of the forecast's MAE over runs by its mean.",
+            default=GateLimit(max=0.01),
+            nan_is_a_fault=True,
+        ),
+    )
+    COMPILE_ACTIVE = (
+        "compile_active",
+        GateRule(
+            suite=Suite.RECOMPILE,
+            meaning="Share of decode steps after warm-up in which compiled code ran.",
+            default=GateLimit(min=1.0),
+            larger_is_better=True,
+            comparison=Comparison.COUNT,
+        ),
+    )
+    RECOMPILE_LIMIT = (
+        "recompile_limit",
+        GateRule(
+            suite=Suite.RECOMPILE,
+            meaning="How often dynamo gave a function up, warm-up included.",
+            default=GateLimit(max=0),
+            comparison=Comparison.COUNT,
+            explained_by=(EventKind.RECOMPILE_LIMIT,),
+        ),
+    )
+    RECOMPILES = (
+        "recompiles",
+        GateRule(
+            suite=Suite.RECOMPILE,
+            meaning="Compilations started after warm-up.",
+            default=GateLimit(max=0),
+            comparison=Comparison.COUNT,
+            explained_by=(EventKind.RECOMPILE,),
+            column=Column("recompiles after warm-up", "recomp."),
+        ),
+    )
+    RECOMPILES_TOTAL = (
+        "recompiles_total",
+        GateRule(
+            suite=Suite.RECOMPILE,
+            meaning="Recompiles in the whole run, warm-up included.",
+            default=GateLimit(max=9),
+            comparison=Comparison.COUNT,
+            explained_by=(EventKind.RECOMPILE,),
+            column=Column("total", "recomp."),
+        ),
+    )
+    GRAPH_BREAKS = (
+        "graph_breaks",
+        GateRule(
+            suite=Suite.RECOMPILE,
+            meaning="Graph breaks in the forecast.",
+            default=GateLimit(max=0),
+            comparison=Comparison.COUNT,
+            explained_by=(EventKind.GRAPH_BREAK,),
+            column=Column("graph breaks", "breaks"),
+        ),
+    )
+    CUDAGRAPHS = (
+        "cudagraphs",
+        GateRule(
+            suite=Suite.CUDAGRAPH,
+            meaning="Graphs, parts of graphs and steps that ran without CUDA graphs.",
+            default=GateLimit(max=0),
+            comparison=Comparison.COUNT,
+            explained_by=(EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION),
+            only_on=Device.CUDA,
+            not_in_modes=("default",),
+            column=Column("CUDA graphs", shown_if_not_applicable=True),
+        ),
+    )
+    SPEEDUP = (
+        "speedup",
+        GateRule(
+            suite=Suite.SPEED,
+            meaning="Time of upstream eager over this cell's, lower end of the interval.",
+            default=GateLimit(min=2.0),
+            larger_is_better=True,
+            comparison=Comparison.INTERVAL,
+            column=Column("speedup", "speedup", pattern="{:.2f}x"),
+        ),
+    )
+    LATENCY_STABILITY = (
+        "latency_stability",
+        GateRule(
+            suite=Suite.SPEED,
+            meaning="Standard deviation of warm latency by its mean.",
+            default=GateLimit(max=0.5),
+            comparison=Comparison.SPREAD,
+        ),
+    )
+    MEMORY = (
+        "memory",
+        GateRule(
+            suite=Suite.MEMORY,
+            meaning="Memory held once warm over that of upstream eager, each in a process of its own.",
+            default=GateLimit(max=1.5),
+            comparison=Comparison.MARGIN,
+            column=Column("memory", pattern="{:.2f}x"),
+        ),
+    )

@@ -1,0 +1,115 @@
+"""What a cell is asked, made from matrix.yaml: one way for the matrix, incidents and whatever else runs a cell."""
+
+from pathlib import Path
+
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.request import (
+    CacheRequest,
+    CellProfile,
+    CellRequest,
+    CompileSettings,
+    Device,
+    Limits,
+    Workload,
+)
+from toto_compat.matrix.expand import named_profile
+from toto_compat.matrix.schema import Matrix
+from toto_compat.matrix.user_cache import BUILTIN, split_source
+
+
+def matrix_request(
+    matrix: Matrix,
+    matrix_path: Path,
+    cell: CellName,
+    profile_name: str,
+    device: Device,
+    *,
+    checkpoint_folder: str | None = None,
+    quiet_lock: str | None = None,
+) -> CellRequest:
+    """The request of a cell of the matrix under a profile."""
+    profile = named_profile(matrix, profile_name)
+    return cell_request(
+        matrix,
+        matrix_path,
+        cell,
+        settings=matrix.settings[cell.settings],
+        profile_name=profile_name,
+        profile=profile.of_cell,
+        workload=matrix.workloads[profile.workload],
+        workload_folder=matrix_path.resolve().parent,
+        device=device,
+        checkpoint_folder=checkpoint_folder,
+        quiet_lock=quiet_lock,
+    )
+
+
+def cell_request(
+    matrix: Matrix,
+    matrix_path: Path,
+    cell: CellName,
+    *,
+    settings: CompileSettings,
+    profile_name: str,
+    profile: CellProfile,
+    workload: Workload,
+    workload_folder: Path,
+    device: Device,
+    checkpoint_folder: str | None = None,
+    quiet_lock: str | None = None,
+) -> CellRequest:
+    """The request of one cell. A CPU wheel runs on the CPU whatever `device` says.
+
+    Files are named by their absolute path on this machine; a runtime that shows them elsewhere changes that. Those of
+    the workload are relative to `workload_folder`, a cache's to the matrix file.
+    """
+    environment = matrix.environments[cell.environment]
+    device = environment.runs_on(device)
+    csv = workload.csv
+    if csv is not None:
+        csv = csv.model_copy(update={"path": str((workload_folder / csv.path).resolve())})
+    return CellRequest(
+        cell=cell,
+        environment=environment,
+        cache=CacheRequest(name=cell.cache, source=_absolute_source(matrix, matrix_path, cell.cache)),
+        settings=settings,
+        device=device,
+        profile_name=profile_name,
+        profile=profile,
+        workload=workload,
+        limits=matrix.limits,
+        variables=cell_variables(matrix.limits, device),
+        checkpoint_folder=checkpoint_folder,
+        csv=csv,
+        quiet_lock=quiet_lock,
+    )
+
+
+def _absolute_source(matrix: Matrix, matrix_path: Path, cache: str) -> str:
+    source = matrix.caches[cache].source
+    if source == BUILTIN:
+        return source
+    file, class_name = split_source(source)
+    return f"{(matrix_path.resolve().parent / file).resolve()}:{class_name}"
+
+
+def cell_variables(limits: Limits, device: Device) -> dict[str, str]:
+    """The environment variables of a cell's processes, but for those that name a place or a GPU of this machine."""
+    threads = str(limits.threads)
+    variables = {
+        "USER": "toto-compat",  # inductor names a folder after the user, who may have no name in a container
+        "LANG": "C.UTF-8",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONUNBUFFERED": "1",
+        # toto-ts is imported from packages that warn at import; a cell's log is for what the compiler says
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        # a 32-core host would start 32 compile workers and meet the memory and pids limits
+        "TORCHINDUCTOR_COMPILE_THREADS": str(limits.cpus),
+    }
+    if device is Device.CPU:
+        # an empty list hides the GPU from a CUDA build that is asked to run on the CPU
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    return variables

@@ -1,0 +1,60 @@
+"""What of the matrix is to be run, and where."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.csv_file import read_csv
+from toto_compat.contract.request import CsvSeries, Device, Workload
+from toto_compat.errors import SelectionError
+from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.expand import default_selection, expand, named_profile, select
+from toto_compat.matrix.load import find_matrix_file, load_matrix
+from toto_compat.matrix.schema import Matrix
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The cells that are to be run on a device, and those of them that must be PASS."""
+
+    matrix: Matrix
+    matrix_path: Path
+    cells: tuple[CellName, ...]
+    required: tuple[CellName, ...]
+    device: Device
+    workload: Workload
+
+
+def select_cells(asked: Asked, device: Device) -> Selection:
+    """Read the matrix and pick its cells; a mistake in the file, a selector or the user's series is told here."""
+    matrix_path = find_matrix_file(asked.matrix_file)
+    matrix = load_matrix(matrix_path)
+    profile = named_profile(matrix, asked.profile)
+    cells = select(expand(matrix), asked.selectors) if asked.selectors else default_selection(matrix, device)
+    required = _select_required(cells, matrix, asked.require) if asked.require else []
+    workload = matrix.workloads[profile.workload]
+    check_series(workload, matrix_path.resolve().parent)
+    return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workload)
+
+
+def _select_required(cells: Sequence[CellName], matrix: Matrix, selectors: Sequence[str]) -> Sequence[CellName]:
+    """Pick among the cells that will run; one that the matrix has but nobody selected is told as that."""
+    try:
+        return select(cells, selectors)
+    except SelectionError:
+        in_matrix = select(expand(matrix), selectors)  # what matches nothing at all is told with the nearest names
+        left_out = next(cell for cell in in_matrix if cell not in cells)
+        raise SelectionError(
+            f"--require: {left_out} is not among the {len(cells)} cells that are to run",
+            hint=f"select it as well: `toto-compat matrix {left_out} ...`",
+        ) from None
+
+
+def check_series(workload: Workload, folder: Path) -> CsvSeries | None:
+    """Read the user's CSV, so that a mistake in it is told before any cell runs."""
+    if workload.csv is None:
+        return None
+    series = workload.csv.model_copy(update={"path": str(folder / workload.csv.path)})
+    read_csv(series)
+    return series

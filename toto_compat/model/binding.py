@@ -1,0 +1,65 @@
+"""A cache by its name or its file, bound to a backbone."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from toto.model.backbone import TotoBackbone
+
+from toto_compat.contract.caches import builtin_cache
+from toto_compat.contract.request import CacheRequest
+from toto_compat.errors import InputError
+from toto_compat.model.bound import BoundModel, CompileSpec, WholeModel
+
+
+def bind(
+    backbone: TotoBackbone,
+    cache: CacheRequest,
+    *,
+    compile_spec: CompileSpec | None = None,
+    max_patches: int | None = None,
+    batch_sizes: tuple[int, ...] = (),
+) -> BoundModel:
+    """Bind a cache to the backbone, compiled if asked.
+
+    `max_patches` (longest context plus horizon) and `batch_sizes` (series times samples per batch) say what is to come:
+    a cache with fixed shapes makes them all at its first forecast, so that a later change compiles nothing.
+    """
+    if cache.source != "builtin":
+        return WholeModel(backbone, load_user_cache(cache.source), compile_spec)
+    row = builtin_cache(cache.name)
+    module, _, name = row.code.partition(":")
+    code: Any = getattr(importlib.import_module(f"toto_compat.{module}"), name)
+    if row.kind == "whole_model":
+        return WholeModel(backbone, code, compile_spec)
+    bound: BoundModel = code(backbone, compile_spec, max_patches, batch_sizes)
+    return bound
+
+
+def load_user_cache(source: str) -> type:
+    """Import the class behind 'path/to/file.py:Class'; the file may import others of its own folder."""
+    path_text, _, name = source.rpartition(":")
+    path = Path(path_text)
+    module_name = f"user_cache_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InputError(f"cache {source}: no Python file there", hint="give path/to/file.py:Class")
+    module = importlib.util.module_from_spec(spec)
+    # dynamo imports the module of a function by its name to read its globals
+    sys.modules[module_name] = module
+    # last, so that a file of the user's takes no other package's place
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise InputError(f"cache {source}: importing it failed: {type(error).__name__}: {error}") from error
+    cls = getattr(module, name, None)
+    if not isinstance(cls, type):
+        raise InputError(
+            f"cache {source}: {path.name} has no class {name!r}", hint="the name after the colon is the class"
+        )
+    return cls

@@ -1,0 +1,114 @@
+"""The decision record: what to do with compile, on what evidence, since when, and when to look again. Markdown."""
+
+from datetime import datetime, timedelta
+
+from toto_compat.contract.result import Figure
+from toto_compat.contract.suites import Suite
+from toto_compat.matrix.gates import Gate
+from toto_compat.verdict.decision import Answer, DeviceDecision, settings_to_copy
+from toto_compat.verdict.judge import JudgedCell, Status
+from toto_compat.verdict.judged_run import JudgedRun
+
+ANSWERS = {
+    Answer.ENABLE: "Enable compile",
+    Answer.ENABLE_WITH_SETTINGS: "Enable compile with these settings",
+    Answer.KEEP_OFF: "Keep compile off",
+    Answer.NOT_ENOUGH_EVIDENCE: "Not enough evidence",
+}
+_LOOK_AGAIN_AFTER = timedelta(days=90)
+
+
+def decision_record(judged: JudgedRun) -> str:
+    """The record of one run, dated by the run and not by the day it is printed."""
+    info = judged.run.info
+    date = (info.finished or info.started)[:10]
+    lines = [
+        "# Decision record: torch.compile for Toto",
+        "",
+        f"Date: {date}. Run: `{info.name}`, profile {info.profile}, {info.runtime} runtime, {len(judged.cells)} cells"
+        + (
+            f", revision `{info.git_revision[:12]}`{' with local changes' if info.git_dirty else ''}"
+            if info.git_revision
+            else ""
+        )
+        + ".",
+        "",
+        _text(judged.decision.sentence),
+    ]
+    for device, decided in judged.decision.devices.items():
+        lines += ["", f"## {device.value.upper()}: {ANSWERS[decided.answer]}", "", *_device_lines(decided)]
+    lines += ["", "## Limits it was judged by", "", "| gate | limit |", "|---|---|"]
+    lines += [f"| {gate.value} | {judged.gates[gate].text} |" for gate in Gate if gate in judged.gates]
+    lines += ["", "## When to look again", "", *_look_again(judged, date)]
+    return "\n".join(lines) + "\n"
+
+
+def forecasts_text(figure: Figure | None) -> str:
+    """A break-even as people say it: '1,234 forecasts', or why there is none."""
+    if figure is None:
+        return "not measured"
+    if figure.value is None:
+        return figure.missing or "not measured"
+    return f"{figure.value:,.0f} forecasts"
+
+
+def _device_lines(decided: DeviceDecision) -> list[str]:
+    lines = [f"- Why: {_text(decided.reason)}."]
+    if decided.decided_by:
+        lines.append(f"- Decided by: `{decided.decided_by.value}`.")
+    if decided.contender:
+        lines.append(f"- Cache and mode: `{decided.contender.name}`, {decided.contender.history.text}.")
+        lines.append(f"- Measured in: {', '.join(decided.environments)}.")
+    if decided.answer in (Answer.ENABLE, Answer.ENABLE_WITH_SETTINGS):
+        lines.append(
+            f"- Compile time is paid back after {forecasts_text(decided.break_even_cold)} from a cold start, "
+            f"{forecasts_text(decided.break_even_warm)} from a warm one."
+        )
+    lines += ["", "Set in production:", "", "```", *settings_to_copy(decided), "```"]
+    if decided.contenders:
+        lines += [
+            "",
+            "| cache / mode | over the releases | newest row | decided by | what it rests on |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            _contender_line(contender.name, contender.history.text, contender.cells[-1])
+            for contender in decided.contenders
+        ]
+    if decided.next_commands:
+        lines += ["", "Run next:", "", "```", *decided.next_commands, "```"]
+    return lines
+
+
+def _contender_line(name: str, history: str, newest: JudgedCell) -> str:
+    deciding = newest.deciding
+    evidence = deciding.reason if deciding else _passed_on(newest)
+    gate = deciding.gate.value if deciding else "all gates"
+    return f"| {name} | {history} | {newest.verdict.value} | {gate} | {_one_cell(evidence)} |"
+
+
+def _passed_on(cell: JudgedCell) -> str:
+    speedup = cell.figure(Suite.SPEED, Gate.SPEEDUP.value)
+    gain = f", at least {speedup.value:.2f}x" if speedup and speedup.value is not None else ""
+    return f"{sum(judged.status is Status.PASS for judged in cell.gates.values())} gates measured and passed{gain}"
+
+
+def _look_again(judged: JudgedRun, date: str) -> list[str]:
+    due = (datetime.fromisoformat(date) + _LOOK_AGAIN_AFTER).date().isoformat()
+    lines = [
+        f"- At the latest on {due}, and with every new PyTorch or toto-ts release: `toto-compat releases --check`.",
+        "- When the model, the GPU, the driver or the pins of production change.",
+        "- When production logs show compiler events again: `toto-compat analyze LOG`.",
+    ]
+    if any(decided.answer is Answer.NOT_ENOUGH_EVIDENCE for decided in judged.decision.devices.values()):
+        lines.insert(0, "- As soon as the missing evidence above can be measured.")
+    return lines
+
+
+def _one_cell(text: str) -> str:
+    return _text(text.replace("\\", "\\\\").replace("|", "\\|"))
+
+
+def _text(text: str) -> str:
+    """Reasons carry what torch said: none of it may become markup."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")

@@ -1,0 +1,71 @@
+"""Preparing a run: environments built, the checkpoint fetched, and every cell ready, stored or known to fail."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from toto_compat.contract.request import CellRequest
+from toto_compat.errors import EnvironmentBuildError
+from toto_compat.evidence.store import CellStore, StoredCell
+from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.checkpoint import resolve_checkpoint
+from toto_compat.matrix.selection import Selection
+from toto_compat.runtimes.local import ReadyCell
+from toto_compat.runtimes.plan import Plan, key_of
+from toto_compat.runtimes.progress import Progress, say
+from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """Sorts the planned cells: those with a result, those to run, those whose environment cannot be used."""
+
+    stored: tuple[StoredCell, ...]
+    ready: tuple[ReadyCell, ...]
+    failed: tuple[tuple[CellRequest, EnvironmentBuildError], ...]
+
+
+def prepare_run(
+    plan: Plan, selection: Selection, *, runtime: Runtime, store: CellStore, asked: Asked, progress: Progress
+) -> PreparedRun:
+    """Build what is missing. One environment that cannot be built does not stop the others; none at all is an error."""
+    checkpoint = fetch_checkpoint(selection)
+    environments: dict[str, PreparedEnvironment] = {}
+    errors: dict[str, EnvironmentBuildError] = {}
+    for name, environment in {c.request.cell.environment: c.request.environment for c in plan.to_run}.items():
+        try:
+            environments[name] = runtime.prepare(name, environment, progress.note)
+        except EnvironmentBuildError as error:
+            errors[name] = error
+            progress.note(f"{name}: cannot be used, its cells are not run")
+    if errors and not environments and not plan.reused:
+        first, *others = errors.values()
+        for other in others:
+            say(f"error: {other}")
+        raise first
+    stored: list[StoredCell] = []
+    ready: list[ReadyCell] = []
+    failed: list[tuple[CellRequest, EnvironmentBuildError]] = []
+    for cell in plan.cells:
+        name = cell.request.cell.environment
+        request = cell.request.model_copy(update={"checkpoint_folder": str(checkpoint) if checkpoint else None})
+        if cell.stored is not None and request == cell.request:
+            stored.append(cell.stored)
+        elif name in errors:
+            failed.append((request, errors[name]))
+        else:
+            prepared = environments.get(name) or runtime.prepare(name, request.environment, progress.note)
+            # of an environment that was just built, or a checkpoint just fetched, the key is known only now
+            earlier = None if asked.fresh else store.get(key_of(request, prepared.lock, runtime.source.hash))
+            if earlier is not None:
+                stored.append(earlier)
+            else:
+                ready.append(ReadyCell(request, prepared))
+    return PreparedRun(tuple(stored), tuple(ready), tuple(failed))
+
+
+def fetch_checkpoint(selection: Selection) -> Path | None:
+    """Weights that a user named are fetched here, before any cell runs: cells have no network."""
+    checkpoint = selection.workload.checkpoint
+    if checkpoint is None:
+        return None
+    return resolve_checkpoint(checkpoint, relative_to=selection.matrix_path.resolve().parent).folder

@@ -1,0 +1,145 @@
+"""Running what was prepared: each cell's file is written once, when the cell ends. The run's folder is what is left."""
+
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from toto_compat.contract.files import utc_now
+from toto_compat.contract.request import CellRequest, Device
+from toto_compat.contract.result import CellResult, Failure, Provenance
+from toto_compat.errors import TotoCompatError
+from toto_compat.evidence.files import cache_folder
+from toto_compat.evidence.store import (
+    CellStore,
+    RunInfo,
+    StoredCell,
+    log_path,
+    new_run_name,
+    point_latest,
+    write_cell,
+    write_run_info,
+)
+from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.expand import gate_limits
+from toto_compat.matrix.load import matrix_hash
+from toto_compat.matrix.selection import Selection
+from toto_compat.runtimes.executors import executor
+from toto_compat.runtimes.local import FinishedCell, ReadyCell
+from toto_compat.runtimes.machine import find_gpus
+from toto_compat.runtimes.plan import Plan, key_of
+from toto_compat.runtimes.prepare import PreparedRun
+from toto_compat.runtimes.progress import Progress
+from toto_compat.runtimes.seam import Runtime
+
+
+def run_prepared(
+    prepared: PreparedRun,
+    plan: Plan,
+    selection: Selection,
+    *,
+    runtime: Runtime,
+    store: CellStore,
+    asked: Asked,
+    progress: Progress,
+) -> Path:
+    """Run the cells that are ready and write all of them into a run's folder; Ctrl-C keeps those that finished."""
+    info = describe_run(selection, runtime, asked)
+    run_folder = asked.results / info.name
+    write_run_info(run_folder, info)
+    for cell in prepared.stored:
+        write_cell(run_folder, cell.model_copy(update={"reused": True}))
+    for request, error in prepared.failed:
+        write_cell(run_folder, environment_failure(request, error, runtime, info.name))
+    kept = len(prepared.stored) + len(prepared.failed)
+
+    def on_finished(cell: ReadyCell, done: FinishedCell) -> None:
+        nonlocal kept
+        key = key_of(cell.request, cell.prepared.lock, runtime.source.hash)
+        stored = stored_cell(done.result, key=key, seconds=done.seconds, run=info.name)
+        write_cell(run_folder, stored)
+        store.put(stored)
+        kept += 1
+
+    def keep_log(cell: str, log: Path) -> None:
+        target = log_path(run_folder, cell)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(log, target)
+        except OSError as error:
+            progress.note(f"{cell}: its log could not be kept: {error.strerror}")
+
+    try:
+        executor(asked.executor)(
+            prepared.ready,
+            runtime,
+            jobs=plan.jobs,
+            gpus=[gpu.index for gpu in find_gpus()] if plan.device is Device.CUDA else [],
+            scratch=cache_folder() / "s",
+            keep_log=keep_log,
+            progress=progress,
+            on_finished=on_finished,
+        )
+    except KeyboardInterrupt:
+        progress.note(
+            f"stopped: {kept} of {len(plan.cells)} cells are kept in {run_folder}; "
+            "the same command again runs only the rest"
+        )
+        raise
+    write_run_info(run_folder, info.model_copy(update={"finished": utc_now()}))
+    point_latest(asked.results, info.name)
+    return run_folder
+
+
+def stored_cell(result: CellResult, *, key: str, seconds: float, run: str) -> StoredCell:
+    fields = {name: getattr(result, name) for name in CellResult.model_fields}
+    # folders of this machine that nobody finds again: results are read elsewhere
+    fields["request"] = result.request.model_copy(update={"work_folder": "", "quiet_lock": None})
+    return StoredCell(**fields, key=key, seconds=round(seconds, 3), stored=utc_now(), ran_in=run)
+
+
+def environment_failure(request: CellRequest, error: TotoCompatError, runtime: Runtime, run: str) -> StoredCell:
+    result = CellResult(
+        cell=request.cell,
+        request=request,
+        provenance=Provenance(runtime=runtime.name, source_hash=runtime.source.hash, host=platform.node()),
+        failure=Failure(kind="environment", message=str(error)),
+    )
+    return stored_cell(result, key="", seconds=0.0, run=run)
+
+
+def describe_run(selection: Selection, runtime: Runtime, asked: Asked) -> RunInfo:
+    revision, dirty = git_revision(selection.matrix_path.resolve().parent)
+    return RunInfo(
+        name=asked.run or new_run_name(asked.results, asked.profile),
+        command=("toto-compat", *sys.argv[1:]),
+        selectors=asked.selectors,
+        profile=asked.profile,
+        runtime=runtime.name,
+        executor=asked.executor,
+        device=selection.device.value,
+        cells=selection.cells,
+        gates=gate_limits(selection.matrix, asked.profile),
+        matrix_file=str(selection.matrix_path),
+        matrix_hash=matrix_hash(selection.matrix),
+        source_hash=runtime.source.hash,
+        git_revision=revision,
+        git_dirty=dirty,
+        host=platform.node(),
+        started=utc_now(),
+    )
+
+
+def git_revision(folder: Path) -> tuple[str, bool]:
+    """The commit of the folder and whether tracked files differ from it; empty outside a repository."""
+
+    def git(*arguments: str) -> str:
+        try:
+            command = ["git", "-C", str(folder), *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))

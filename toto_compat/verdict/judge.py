@@ -1,0 +1,192 @@
+"""Gates: stored evidence in, a status out. Pure, so that an old run can be judged again by other limits."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from toto_compat.contract.request import Device
+from toto_compat.contract.result import CellResult, Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.suites import Suite
+from toto_compat.matrix.gates import Gate, GateLimit
+
+
+class Status(StrEnum):
+    PASS = "PASS"  # noqa: S105 - a verdict, not a password
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    NOT_APPLICABLE = "NOT_APPLICABLE"
+
+
+@dataclass(frozen=True)
+class JudgedGate:
+    """One gate of one cell. `reason` is one line: what was found against the limit, or what is missing."""
+
+    gate: Gate
+    status: Status
+    limit: GateLimit
+    figure: Figure | None
+    reason: str
+    next_command: str = ""  # what would get the missing evidence
+
+    @property
+    def value(self) -> float | None:
+        return self.figure.value if self.figure else None
+
+    @property
+    def kind(self) -> Kind | None:
+        return self.figure.kind if self.figure else None
+
+
+@dataclass(frozen=True)
+class JudgedCell:
+    """A cell with its verdict: never PASS unless every demanded gate that applies was measured and passed."""
+
+    result: CellResult
+    gates: Mapping[Gate, JudgedGate]
+    verdict: Status
+    decided_by: Gate | None
+
+    @property
+    def deciding(self) -> JudgedGate | None:
+        return self.gates[self.decided_by] if self.decided_by else None
+
+    @property
+    def reason(self) -> str:
+        """Say why it is not PASS, in one line; empty for PASS."""
+        if self.deciding:
+            return self.deciding.reason
+        if self.result.failure:
+            return one_line(
+                f"the cell did not finish ({self.result.failure.kind}): {_first_line(self.result.failure.message)}"
+            )
+        return "" if self.verdict is Status.PASS else "no gate applies"
+
+    def figure(self, suite: Suite, name: str) -> Figure | None:
+        """Any figure of the cell, also one that no gate judges."""
+        evidence = self.result.evidence.get(suite)
+        return evidence.figures.get(name) if evidence and evidence.outcome is Outcome.MEASURED else None
+
+
+def judge(result: CellResult, gates: Mapping[Gate, GateLimit]) -> JudgedCell:
+    """The verdict of one cell from its stored evidence alone."""
+    judged = {gate: _judge_gate(result, gate, gates[gate]) for gate in Gate if gate in gates}
+    for status in (Status.FAIL, Status.INCONCLUSIVE):
+        for gate, one in judged.items():
+            if one.status is status:
+                return JudgedCell(result=result, gates=judged, verdict=status, decided_by=gate)
+    if result.failure or not any(one.status is Status.PASS for one in judged.values()):
+        return JudgedCell(result=result, gates=judged, verdict=Status.INCONCLUSIVE, decided_by=None)
+    return JudgedCell(result=result, gates=judged, verdict=Status.PASS, decided_by=None)
+
+
+def rerun_command(result: CellResult, *, profile: str = "") -> str:
+    """The exact command that runs this cell again."""
+    request = result.request
+    return (
+        f"toto-compat matrix '{result.cell}' --profile {profile or request.profile_name} "
+        f"--device {request.device.value} --fresh"
+    )
+
+
+def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit) -> JudgedGate:
+    suite = gate.rule.suite
+    evidence = result.evidence.get(suite)
+    figure = evidence.figures.get(gate.figure) if evidence else None
+
+    def judged(status: Status, reason: str, next_command: str = "") -> JudgedGate:
+        return JudgedGate(gate, status, limit, figure, one_line(reason), next_command)
+
+    if why := _does_not_apply(result, gate, figure):
+        return judged(Status.NOT_APPLICABLE, why)
+    if missing := _not_evidence(result, gate, evidence) or _no_figure(gate, evidence, figure):
+        return judged(Status.INCONCLUSIVE, missing, _command_for_missing(result, suite))
+    assert evidence is not None
+    if evidence.outcome is Outcome.MODEL_FAILED:
+        return judged(Status.FAIL, f"the compiled forecast raised: {_failure_line(evidence)}")
+    assert figure is not None and figure.value is not None
+    if math.isnan(figure.value):
+        return judged(Status.FAIL, "the forecast holds NaN")
+    told = f"{figure.value:g}{' ' + figure.unit if figure.unit else ''}, limit {limit.text}"
+    if limit.admits(figure.value):
+        return judged(Status.PASS, told)
+    return judged(Status.FAIL, told + _what_torch_said(gate, evidence))
+
+
+def _does_not_apply(result: CellResult, gate: Gate, figure: Figure | None) -> str:
+    """Say why the gate decides nothing on this device or in this mode, with what is predicted; empty where it does."""
+    rule, request = gate.rule, result.request
+    what = rule.column.title if rule.column else gate.value
+    if rule.only_on is not None and request.device is not rule.only_on:
+        if figure and figure.value is not None:
+            return f"no {what} on a CPU; {figure.kind.value} for a GPU: {_skips(figure.value)}"
+        return f"no {what} on a CPU"
+    if request.cell.mode in rule.not_in_modes and (figure is None or figure.value is None):
+        return f"mode {request.cell.mode} does not use {what}"
+    return ""
+
+
+def _what_torch_said(gate: Gate, evidence: SuiteEvidence) -> str:
+    """The first event behind a failed count: what came later may only follow from it."""
+    events = [event for event in evidence.events if event.kind in gate.rule.explained_by]
+    if not events:
+        return ""
+    first = events[0]
+    where = f" in {first.function}" if first.function else ""
+    source = f" ({first.file}:{first.line})" if first.file and first.line is not None else ""
+    return f"; first{where}{source}: {_first_line(first.reason)}"
+
+
+def _skips(count: float) -> str:
+    return "no reason to skip them" if count == 0 else f"{count:g} skipped or split"
+
+
+def _not_evidence(result: CellResult, gate: Gate, evidence: SuiteEvidence | None) -> str:
+    """Say why what is stored says nothing about the model, or '' if it does."""
+    suite = gate.rule.suite.value
+    if evidence is None or evidence.outcome is Outcome.NOT_RUN:
+        if result.failure:
+            return f"the cell could not be run ({result.failure.kind}): {_first_line(result.failure.message)}"
+        if gate.rule.suite not in result.request.profile.suites:
+            return f"profile {result.request.profile_name} does not run the {suite} suite"
+        told = f": {_first_line(evidence.failure.message)}" if evidence and evidence.failure else ""
+        return f"the {suite} suite was not run{told}"
+    if result.request.device is Device.CUDA and not result.provenance.gpu:
+        return "asked for CUDA, but the cell saw no GPU: CPU evidence never decides a CUDA verdict"
+    if evidence.outcome is Outcome.ERROR:
+        return f"the {suite} suite could not finish: {_failure_line(evidence)}"
+    return ""
+
+
+def _no_figure(gate: Gate, evidence: SuiteEvidence | None, figure: Figure | None) -> str:
+    """Say why a suite that ran still gives nothing to judge, or '' if it does."""
+    if evidence is not None and evidence.outcome is Outcome.MODEL_FAILED:
+        return ""
+    if figure is None or figure.value is None:
+        told = figure.missing if figure else ""
+        return f"not measured: {told or f'the {gate.rule.suite.value} suite left no figure for {gate.value}'}"
+    if figure.kind is not Kind.MEASURED:
+        return f"only {figure.kind.value} ({figure.value:g}), and only a measured figure decides"
+    if math.isnan(figure.value) and not gate.rule.nan_is_a_fault:
+        return "the figure is not a number"
+    return ""
+
+
+def _command_for_missing(result: CellResult, suite: Suite) -> str:
+    needs_other_profile = suite not in result.request.profile.suites
+    return rerun_command(result, profile="production-check" if needs_other_profile else "")
+
+
+def one_line(text: str) -> str:
+    """Text from a log made fit for a table: one line, and no control characters that a terminal would obey."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def _failure_line(evidence: SuiteEvidence) -> str:
+    if evidence.failure is None:
+        return "no error was recorded"
+    return f"{evidence.failure.kind}: {_first_line(evidence.failure.message)}"
+
+
+def _first_line(message: str) -> str:
+    return next((line.strip() for line in message.splitlines() if line.strip()), "no message")

@@ -1,0 +1,119 @@
+"""The spine of `toto-compat matrix`: select, plan, prepare, run, judge, report, each from what the last returned."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from toto_compat.contract.request import Device
+from toto_compat.errors import ExitCode, TotoCompatError
+from toto_compat.evidence.files import cache_folder, check_writable
+from toto_compat.evidence.store import CellStore, check_run_name, load_run
+from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.expand import default_selection
+from toto_compat.matrix.load import matrix_option
+from toto_compat.matrix.schema import Matrix
+from toto_compat.matrix.selection import select_cells
+from toto_compat.report.publish import closing_lines, exit_code, publish
+from toto_compat.runtimes.device import choose_device
+from toto_compat.runtimes.executors import EXECUTORS
+from toto_compat.runtimes.open import open_runtime
+from toto_compat.runtimes.plan import plan_as_json, plan_run, plan_text
+from toto_compat.runtimes.prepare import prepare_run
+from toto_compat.runtimes.progress import progress_for, say
+from toto_compat.runtimes.run import run_prepared
+from toto_compat.verdict.judged_run import judge_run
+
+
+def run_matrix(asked: Asked) -> ExitCode:
+    """The whole flow; Ctrl-C and SIGTERM end it with the children stopped and the finished cells kept."""
+    if asked.run is not None:
+        check_run_name(asked.run)
+    with sigterm_as_interrupt():
+        selection = select_cells(asked, choose_device(asked.device))
+        limits, device = selection.matrix.limits, selection.device
+        runtime = open_runtime(asked.runtime, limits=limits, device=device, rebuild=asked.rebuild)
+        store = CellStore(cache_folder() / "evidence")
+        plan = plan_run(selection, runtime, store, asked)
+        say(plan_text(plan))
+        if asked.dry_run:
+            if asked.as_json:
+                click.echo(json.dumps(plan_as_json(plan), indent=2))
+            return ExitCode.OK
+        check_writable(asked.results)
+        with progress_for(len(plan.to_run)) as progress:
+            prepared = prepare_run(plan, selection, runtime=runtime, store=store, asked=asked, progress=progress)
+            folder = run_prepared(
+                prepared, plan, selection, runtime=runtime, store=store, asked=asked, progress=progress
+            )
+        judged = judge_run(load_run(folder))
+        publish(judged, to_json=asked.as_json)
+        for line in closing_lines(judged, selection.required):
+            say(line)
+        if device is Device.CPU and not asked.selectors:
+            say(gpu_runner_would_add(selection.matrix))
+        say(f"run: {folder}")
+        return exit_code(judged, selection.required, environment_failed=bool(prepared.failed))
+
+
+def gpu_runner_would_add(matrix: Matrix) -> str:
+    """Return what is out of reach without a GPU, so that a CPU table is not taken for the whole answer."""
+    try:
+        cells = default_selection(matrix, Device.CUDA)
+    except TotoCompatError:
+        return "on a GPU runner: nothing more, matrix.yaml has no CUDA environment"
+    names = ", ".join(dict.fromkeys(cell.environment for cell in cells))
+    return (
+        f"a GPU runner would add {len(cells)} cells on {names}: CUDA timings, and CUDA graphs measured instead of "
+        "predicted. There: `nox -s matrix`"
+    )
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """A runner that is told to go (CI, nox) ends like one that gets Ctrl-C."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous: Callable[[int, FrameType | None], object] | int | None
+    try:
+        previous = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread: whoever runs that owns the signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@click.command("matrix")
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@click.option("--profile", default="quick", show_default=True, help="How hard each cell is tried.")
+@click.option("--runtime", type=click.Choice(["auto", "docker", "venv"]), default="auto", show_default=True)
+@click.option("--executor", type=click.Choice(list(EXECUTORS)), default="local", show_default=True)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--jobs", type=click.IntRange(min=1), help="Cells at a time.  [default: one per GPU, on a CPU up to 2]")
+@click.option("--fresh", is_flag=True, help="Run every cell again, also those that did not change.")
+@click.option("--rebuild", is_flag=True, help="Build container images anew, also those that are there.")
+@click.option("--run", metavar="NAME", help="Name of the run's folder in results/.")
+@click.option("--require", multiple=True, metavar="SELECTOR", help="Fail (exit code 7) unless these rows are PASS.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop: nothing is fetched, built, removed or run.")
+@click.option("--json", "as_json", is_flag=True, help="Print compatibility.json (with --dry-run the plan) to stdout.")
+@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@matrix_option
+def matrix_command(**asked: Any) -> None:
+    """Run the cells of the matrix and say what can be compiled.
+
+    SELECTORs are globs over <environment>/<cache>/<mode>[+<settings>]; '!glob' leaves cells out. Without one, what this
+    machine can judge is run: the newest CPU environment, or with a GPU production's and the newest release."""
+    code = run_matrix(Asked(**asked))
+    if code != ExitCode.OK:
+        sys.exit(code)
