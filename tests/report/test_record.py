@@ -1,5 +1,6 @@
 """The decision record stands on its own: the answer, its evidence, its date and when to look again."""
 
+from datetime import date
 from pathlib import Path
 
 from tests.verdict.sample_cells import good_result, production_incident
@@ -40,3 +41,18 @@ def test_a_break_even_that_never_comes_says_so() -> None:
     assert forecasts_text(Figure(value=None, missing="never: not faster")) == "never: not faster"
     assert forecasts_text(Figure(value=1234.0)) == "1,234 forecasts"
     assert forecasts_text(None) == "not measured"
+
+
+def test_the_four_conditions_are_a_checklist_with_evidence(tmp_path: Path) -> None:
+    text = decision_record(judge_run(load_run(store_run(tmp_path, "cpu", [good_result(), production_incident()]))))
+    cpu = text.partition("## CPU")[2]
+    assert "- [x] Recompiles in the KV cache are fixed (torch-2.13.0-cpu/fixed_size/default: recompile_limit 0" in cpu
+    assert "- [x] Fewer than 10 recompiles a run" in cpu
+    assert "- [ ] Consistently at least 2x faster (not known: " in cpu
+    assert text.partition("## CPU")[0].count("- [ ]") == 4
+
+
+def test_a_record_past_its_review_date_says_so_first(tmp_path: Path) -> None:
+    run = load_run(store_run(tmp_path, "cpu", [good_result()]))
+    assert "STALE" not in decision_record(judge_run(run, today=date(2027, 2, 14)))
+    assert "STALE, it was to be reviewed by 2027-02-14" in decision_record(judge_run(run, today=date(2027, 2, 15)))

@@ -12,8 +12,12 @@ from toto_compat.runtimes import supervise
 
 PLENTY = 2**40
 # a grandchild in a session of its own, whose parent is gone: it belongs to nobody but the supervisor
-GRANDCHILD = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
-CHILD = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {GRANDCHILD!r}], start_new_session=True)"
+GRANDCHILD = "import signal; signal.pause()"
+CHILD = (
+    "import subprocess, sys\n"
+    f"left = subprocess.Popen([sys.executable, '-c', {GRANDCHILD!r}], start_new_session=True)\n"
+    "print(left.pid, flush=True)\n"
+)
 ORPHAN = f"import signal, subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])\n"
 
 

@@ -59,6 +59,7 @@ def cell_request(
         device=device or environment.device,
         profile_name="quick",
         profile=CellProfile(iterations=3, suites=suites),
+        workload_name="quick",
         workload=Workload(),
         work_folder="work",
     )

@@ -53,6 +53,8 @@ def info_of_run(
         device=device,
         cells=tuple(cell.cell for cell in cells),
         gates=dict(gates),
+        production_profile="quick",
+        production_workload="quick",
         git_revision="0123456789abcdef",
         started=started,
         finished=started,

@@ -105,3 +105,13 @@ def test_one_environment_on_two_devices_is_two_rows() -> None:
     cpu = good_result(build="cu128", mode="reduce-overhead", device=Device.CPU)
     rows = compare([judge(gpu, GATES)], [judge(cpu, GATES)])
     assert [row.change for row in rows] == [Change.MISSING, Change.NEW]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"), [(0.5, 0.99, "regressed"), (0.5, 0.6, "same"), (0.9, 0.4, "improved")]
+)
+def test_an_equivalence_ratio_that_drifts_below_its_limit_is_noticed(before: float, after: float, change: str) -> None:
+    old, new = (judge(with_figures(good_result(), {Gate.EQUIVALENCE: ratio}), GATES) for ratio in (before, after))
+    [row] = compare([old], [new])
+    assert row.change.value == change
+    assert ("equivalence" in row.text) is (change != "same")

@@ -18,12 +18,20 @@ from toto_compat.contract.request import CompileSettings, Device
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate, GateLimit
-from toto_compat.verdict.decision import Answer, Decision, decide, settings_to_copy
+from toto_compat.verdict.decision import Answer, Decision, DecisionRules, decide, settings_to_copy
 from toto_compat.verdict.judge import judge
 
+RULES = DecisionRules(production_profile="quick", production_workload="quick")  # what the sample cells ran
 
-def decided(*results: CellResult) -> Decision:
-    return decide([judge(result, GATES) for result in results])
+
+def decided(*results: CellResult, rules: DecisionRules = RULES) -> Decision:
+    return decide([judge(result, GATES) for result in results], rules)
+
+
+def in_processes(count: int, result: CellResult) -> CellResult:
+    """The same result, timed in so many processes."""
+    runs = [speed_run(upstream_ms=52.0, cache_ms=40.0, compiled_ms=21.0, seed=seed) for seed in range(count)]
+    return with_suite(result, Suite.SPEED, speed_of(*runs))
 
 
 def on_gpu(**changes: Any) -> CellResult:
@@ -50,8 +58,8 @@ def test_enable_names_environment_cache_mode_releases_and_break_even() -> None:
     assert found.answer is Answer.ENABLE
     assert found.environments == ("torch-2.8.0-cu128", "torch-2.9.0-cu128")
     assert found.contender is not None
-    assert found.contender.history.text == "good since 2.8.0"
-    for part in ("torch-2.9.0-cu128", "fixed_size", "reduce-overhead", "good since 2.8.0"):
+    assert found.contender.history.text == "good in 2.8.0 and 2.9.0 (not tried: 2.13.0 after)"
+    for part in ("torch-2.9.0-cu128", "fixed_size", "reduce-overhead", "good in 2.8.0 and 2.9.0"):
         assert part in found.sentence
     assert found.break_even_cold is not None and found.break_even_cold.value
     assert settings_to_copy(found)[:5] == (
@@ -67,8 +75,8 @@ def test_enable_names_environment_cache_mode_releases_and_break_even() -> None:
 def test_the_gain_that_is_promised_holds_in_every_environment_named(slower_release: str) -> None:
     faster_release = "2.9.0" if slower_release == "2.8.0" else "2.8.0"
     decision = decided(
-        with_figures(on_gpu(torch=slower_release), {Gate.SPEEDUP: 2.1}),
-        with_figures(on_gpu(torch=faster_release), {Gate.SPEEDUP: 4.3}),
+        with_figures(in_processes(3, on_gpu(torch=slower_release)), {Gate.SPEEDUP: 2.1}),
+        with_figures(in_processes(3, on_gpu(torch=faster_release)), {Gate.SPEEDUP: 4.3}),
     )
     found = decision.devices[Device.CUDA]
     assert found.environments == ("torch-2.8.0-cu128", "torch-2.9.0-cu128")
@@ -78,7 +86,7 @@ def test_the_gain_that_is_promised_holds_in_every_environment_named(slower_relea
 def test_no_gain_is_promised_where_an_environment_named_was_not_timed() -> None:
     gates: dict[Gate, GateLimit] = {gate: limit for gate, limit in GATES.items() if gate is not Gate.SPEEDUP}
     untimed = with_figures(on_gpu(torch="2.8.0"), {Gate.SPEEDUP: None})
-    found = decide([judge(result, gates) for result in (untimed, on_gpu())]).devices[Device.CUDA]
+    found = decide([judge(result, gates) for result in (untimed, on_gpu())], RULES).devices[Device.CUDA]
     assert found.environments == ("torch-2.8.0-cu128", "torch-2.9.0-cu128")
     assert "at least" not in found.sentence
 
@@ -168,3 +176,49 @@ def test_nothing_at_all_is_answered_with_what_to_run() -> None:
     decision = decided()
     assert "run nox -s matrix -- --device cuda on a machine with an NVIDIA GPU" in decision.sentence
     assert list(decision.devices) == [Device.CUDA]
+
+
+@pytest.mark.parametrize(
+    ("profile", "workload"), [("quick", "base"), ("production-check", "quick"), ("production-check", "")]
+)
+def test_a_run_that_is_not_productions_says_no_more_than_worth_a_check(profile: str, workload: str) -> None:
+    rules = DecisionRules(production_profile=profile, production_workload=workload)
+    found = decided(good_result(), rules=rules).devices[Device.CPU]
+    assert found.answer is Answer.WORTH_A_PRODUCTION_CHECK
+    assert "compile can be re-enabled" not in found.sentence
+    assert found.next_commands[0] == (
+        f"nox -s matrix -- 'torch-2.13.0-cpu/fixed_size/default' --profile {profile} --device cpu"
+    )
+    assert found.next_commands[0] in found.sentence
+    assert settings_to_copy(found) == ("TOTO_DISABLE_COMPILE=1",)
+
+
+def test_at_least_is_said_of_three_processes_and_about_of_fewer() -> None:
+    for count, said in ((1, "about 2.5x"), (2, "about 2.5x"), (3, "at least 2.")):
+        sentence = decided(in_processes(count, good_result())).devices[Device.CPU].sentence
+        assert said in sentence, count
+        assert ("at least" in sentence) is (count >= 3)
+
+
+def test_the_sentence_names_the_caches_part_and_compiles_part_of_the_gain() -> None:
+    sentence = decided(good_result()).devices[Device.CPU].sentence
+    assert "(1.3x from the cache, 1.9x more from compile)" in sentence
+
+
+def test_seeded_weights_are_said_so() -> None:
+    seeded = good_result()
+    trained = seeded.model_copy(update={"request": seeded.request.model_copy(update={"checkpoint_folder": "weights"})})
+    assert "with seeded weights" in decided(seeded).devices[Device.CPU].sentence
+    assert "with the checkpoint's weights" in decided(trained).devices[Device.CPU].sentence
+
+
+def test_releases_of_the_matrix_that_were_not_run_are_named() -> None:
+    rules = DecisionRules(production_profile="quick", production_workload="quick", releases=("2.9.0", "2.15.0"))
+    assert "not tried: 2.9.0 before, 2.15.0 after" in decided(good_result(), rules=rules).sentence
+
+
+@pytest.mark.parametrize(("today", "stale"), [("2026-11-17", False), ("2027-02-14", False), ("2027-02-15", True)])
+def test_a_decision_is_stale_the_day_after_its_review_date(today: str, stale: bool) -> None:
+    decision = decided(good_result(), rules=DecisionRules(review_by="2027-02-14", today=today))
+    assert decision.stale is stale
+    assert decision.sentence.startswith("STALE") is stale

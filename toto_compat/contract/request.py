@@ -145,6 +145,7 @@ class CellRequest(StrictModel):
     device: Device
     profile_name: str
     profile: CellProfile
+    workload_name: str = ""  # as matrix.yaml calls it
     workload: Workload
     limits: Limits = Limits()
     variables: dict[str, str] = Field(default={})  # environment variables that the cell's processes run with

@@ -55,6 +55,9 @@ class RunInfo(StrictModel):
     device: str
     cells: tuple[CellName, ...]  # everything planned, finished or not
     gates: dict[Gate, GateLimit] = Field(default={})  # the limits this run is judged by
+    releases: tuple[str, ...] = ()  # torch releases of the matrix, run or not
+    production_profile: str = "production-check"
+    production_workload: str = ""  # what the matrix calls production's; empty: no cell of this run can say "enable"
     matrix_file: str = ""
     matrix_hash: str = ""
     source_hash: str = ""

@@ -73,7 +73,11 @@ def _reference_mistakes(document: Document) -> Iterator[Mistake]:
             yield from _unknown(document, (*place, index), reference, "settings")
         yield from _repeated(document, place, settings)
     if isinstance(document.data, dict):
-        yield from _unknown(document, ("production",), document.data.get("production"), "environments")
+        references = {"production": "environments", "production_workload": "workloads"}
+        if "production_profile" in document.data:
+            references["production_profile"] = "profiles"
+        for key, section in references.items():
+            yield from _unknown(document, (key,), document.data.get(key), section)
 
 
 def _cache_source_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:

@@ -52,7 +52,7 @@ class Comparison(StrEnum):
     STATUS = "status"  # only a change of PASS or FAIL counts
     COUNT = "count"  # repeats exactly on the same code, so any change is real
     INTERVAL = "interval"  # has an interval: a change is one that both intervals agree on
-    MARGIN = "margin"  # differs by a few per cent between two processes of the same code
+    MARGIN = "margin"  # differs a little between two processes of the same code: `margin` says how much
     SPREAD = "spread"  # is itself a spread: one outlier doubles it
 
 
@@ -76,6 +76,7 @@ class GateRule:
     figure: str = ""  # its name in the suite's evidence; empty: the gate's own
     larger_is_better: bool = False
     comparison: Comparison = Comparison.STATUS
+    margin: float = 0.10  # the smallest change that counts: 20 % must be seen, a few per cent come from memory layout
     nan_is_a_fault: bool = False  # of the forecast; else NaN means that nothing was measured
     explained_by: tuple[EventKind, ...] = ()  # events that say why it failed
     only_on: Device | None = None  # elsewhere it is not applicable
@@ -99,6 +100,9 @@ class Gate(Table):
             suite=Suite.EQUIVALENCE,
             meaning="Worst error of the forecast against eager over what eager's own noise allows.",
             default=GateLimit(max=1.0),
+            comparison=Comparison.MARGIN,
+            # rounding differs between machines and releases; half as much again is a drift, also below the limit
+            margin=0.5,
             nan_is_a_fault=True,
             column=Column("equivalence", "equiv", pattern=""),
         ),

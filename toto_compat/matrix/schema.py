@@ -41,6 +41,12 @@ class Matrix(StrictModel):
     production: str | None = Field(
         default=None, description="the environment production runs; part of the default on a GPU"
     )
+    production_profile: str = Field(
+        default="production-check", description="the profile that alone can say: enable compile"
+    )
+    production_workload: str | None = Field(
+        default=None, description="the workload that production runs; without one no run can say: enable compile"
+    )
     environments: dict[str, Environment] = Field(
         min_length=1, description="software stacks by name, torch-<release>-<build>: {torch, build, ...}"
     )

@@ -16,6 +16,7 @@ _SUMMARY_BYTES = 1_000_000  # GitHub drops a step summary above 1 MiB whole
 _BADGE = {
     Answer.ENABLE: ("can be enabled", "brightgreen"),
     Answer.ENABLE_WITH_SETTINGS: ("can be enabled with settings", "green"),
+    Answer.WORTH_A_PRODUCTION_CHECK: ("worth a production check", "blue"),
     Answer.KEEP_OFF: ("keep off", "red"),
     Answer.NOT_ENOUGH_EVIDENCE: ("not enough evidence", "lightgrey"),
 }
@@ -61,6 +62,8 @@ def badge(judged: JudgedRun) -> dict[str, Any]:
     tried = [device for device in (Device.CUDA, Device.CPU) if device in devices and devices[device].contenders]
     device = tried[0] if tried else Device.CUDA
     message, colour = _BADGE[devices[device].answer]
+    if judged.decision.stale:
+        message, colour = f"stale: {message}", "lightgrey"
     return {"schemaVersion": 1, "label": f"torch.compile on {device.value}", "message": message, "color": colour}
 
 

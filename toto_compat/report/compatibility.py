@@ -48,6 +48,8 @@ def row(cell: JudgedCell) -> dict[str, Any]:
 def decision_as_json(decision: Decision) -> dict[str, Any]:
     return {
         "sentence": decision.sentence,
+        "review_by": decision.review_by,
+        "stale": decision.stale,
         "devices": {device.value: _device_as_json(answer) for device, answer in decision.devices.items()},
     }
 

@@ -38,6 +38,7 @@ MARKS = {Status.PASS: "✔", Status.FAIL: "✘", Status.INCONCLUSIVE: "?"}
 _ANSWER_MARKS = {
     Answer.ENABLE: "✔",
     Answer.ENABLE_WITH_SETTINGS: "✔",
+    Answer.WORTH_A_PRODUCTION_CHECK: "▸",
     Answer.KEEP_OFF: "✘",
     Answer.NOT_ENOUGH_EVIDENCE: "?",
 }
@@ -139,7 +140,8 @@ def _shared_provenances(cells: Sequence[JudgedCell]) -> tuple[list[dict[str, Any
 
 def _decision_card(decided: DeviceDecision) -> dict[str, Any]:
     enabled = decided.answer in (Answer.ENABLE, Answer.ENABLE_WITH_SETTINGS)
-    tone = {Answer.KEEP_OFF: "FAIL", Answer.NOT_ENOUGH_EVIDENCE: "INCONCLUSIVE"}.get(decided.answer, "PASS")
+    undecided = (Answer.NOT_ENOUGH_EVIDENCE, Answer.WORTH_A_PRODUCTION_CHECK)
+    tone = "FAIL" if decided.answer is Answer.KEEP_OFF else "INCONCLUSIVE" if decided.answer in undecided else "PASS"
     return {
         "device": "CUDA" if decided.device is Device.CUDA else "CPU",
         "answer": ANSWERS[decided.answer],

@@ -1,21 +1,20 @@
 """The decision record: what to do with compile, on what evidence, since when, and when to look again. Markdown."""
 
-from datetime import datetime, timedelta
-
 from toto_compat.contract.result import Figure
-from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate
+from toto_compat.verdict.conditions import conditions
 from toto_compat.verdict.decision import Answer, DeviceDecision, settings_to_copy
+from toto_compat.verdict.gain import gain_text
 from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.judged_run import JudgedRun
 
 ANSWERS = {
     Answer.ENABLE: "Enable compile",
     Answer.ENABLE_WITH_SETTINGS: "Enable compile with these settings",
+    Answer.WORTH_A_PRODUCTION_CHECK: "Worth a production check",
     Answer.KEEP_OFF: "Keep compile off",
     Answer.NOT_ENOUGH_EVIDENCE: "Not enough evidence",
 }
-_LOOK_AGAIN_AFTER = timedelta(days=90)
 
 
 def decision_record(judged: JudgedRun) -> str:
@@ -39,7 +38,7 @@ def decision_record(judged: JudgedRun) -> str:
         lines += ["", f"## {device.value.upper()}: {ANSWERS[decided.answer]}", "", *_device_lines(decided)]
     lines += ["", "## Limits it was judged by", "", "| gate | limit |", "|---|---|"]
     lines += [f"| {gate.value} | {judged.gates[gate].text} |" for gate in Gate if gate in judged.gates]
-    lines += ["", "## When to look again", "", *_look_again(judged, date)]
+    lines += ["", "## When to look again", "", *_look_again(judged)]
     return "\n".join(lines) + "\n"
 
 
@@ -64,6 +63,7 @@ def _device_lines(decided: DeviceDecision) -> list[str]:
             f"- Compile time is paid back after {forecasts_text(decided.break_even_cold)} from a cold start, "
             f"{forecasts_text(decided.break_even_warm)} from a warm one."
         )
+    lines += _checklist(decided)
     lines += ["", "Set in production:", "", "```", *settings_to_copy(decided), "```"]
     if decided.contenders:
         lines += [
@@ -88,15 +88,23 @@ def _contender_line(name: str, history: str, newest: JudgedCell) -> str:
 
 
 def _passed_on(cell: JudgedCell) -> str:
-    speedup = cell.figure(Suite.SPEED, Gate.SPEEDUP.value)
-    gain = f", at least {speedup.value:.2f}x" if speedup and speedup.value is not None else ""
+    gain = f", {text}" if (text := gain_text([cell])) else ""
     return f"{sum(judged.status is Status.PASS for judged in cell.gates.values())} gates measured and passed{gain}"
 
 
-def _look_again(judged: JudgedRun, date: str) -> list[str]:
-    due = (datetime.fromisoformat(date) + _LOOK_AGAIN_AFTER).date().isoformat()
+def _checklist(decided: DeviceDecision) -> list[str]:
+    marks = {True: "[x]", False: "[ ]", None: "[ ]"}
+    lines = ["", "Conditions under which compile was switched off:", ""]
+    for condition in conditions(decided):
+        not_met = "" if condition.met else "not met: " if condition.met is False else "not known: "
+        lines.append(f"- {marks[condition.met]} {condition.text} ({not_met}{_text(condition.evidence)})")
+    return lines
+
+
+def _look_again(judged: JudgedRun) -> list[str]:
     lines = [
-        f"- At the latest on {due}, and with every new PyTorch or toto-ts release: `toto-compat releases --check`.",
+        f"- At the latest on {judged.decision.review_by}; after that day this record is shown as stale.",
+        "- With every new PyTorch or toto-ts release: `toto-compat releases --check`.",
         "- When the model, the GPU, the driver or the pins of production change.",
         "- When production logs show compiler events again: `toto-compat analyze LOG`.",
     ]

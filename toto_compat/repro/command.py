@@ -151,6 +151,7 @@ def incident_request(
         settings=incident.settings,
         profile_name=PROFILE_NAME,
         profile=CellProfile(iterations=1, suites=(Suite.RECOMPILE,), timeout_minutes=timeout_minutes),
+        workload_name=PROFILE_NAME,
         workload=workload,
         workload_folder=incident_folder,
         device=device,

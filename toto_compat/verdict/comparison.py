@@ -49,9 +49,6 @@ class RowChange:
         return "; ".join(told)
 
 
-# A real change of a timing or of memory is at least this large: two processes of the same code differ by a few per
-# cent through memory layout alone, which no interval of one process knows of; 20 % must be seen.
-_SMALLEST_CHANGE = 0.10
 # The spread of latency is itself a noisy figure, one outlier doubles it.
 _SPREAD_FACTOR = 2.0
 
@@ -105,7 +102,7 @@ def _compare_gate(  # noqa: PLR0911 - one return per way to compare
         case Comparison.INTERVAL:
             return _compare_intervals(gate, old, new)
         case Comparison.MARGIN:
-            return _compare_with_margin(gate, old, new, factor=1.0 + _SMALLEST_CHANGE)
+            return _compare_with_margin(gate, old, new, factor=1.0 + gate.rule.margin)
         case Comparison.SPREAD if old.status is not new.status:
             return _compare_with_margin(gate, old, new, factor=_SPREAD_FACTOR)
         case Comparison.SPREAD:
@@ -158,9 +155,9 @@ def _compare_intervals(gate: Gate, old: JudgedGate, new: JudgedGate) -> GateChan
     told = (
         f"{gate.value} {old_low:.2f} to {old_high:.2f}x before, {new_low:.2f} to {new_high:.2f}x now ({shift - 1:+.0%})"
     )
-    if new_high < old_low and shift < 1.0 - _SMALLEST_CHANGE:
+    if new_high < old_low and shift < 1.0 - gate.rule.margin:
         return GateChange(gate, Change.REGRESSED, told)
-    if new_low > old_high and shift > 1.0 + _SMALLEST_CHANGE:
+    if new_low > old_high and shift > 1.0 + gate.rule.margin:
         return GateChange(gate, Change.IMPROVED, told)
     return GateChange(gate, Change.SAME, f"{told}, within noise" if old.status is not new.status else "")
 

@@ -11,6 +11,7 @@ from toto_compat.contract.request import CompileSettings, Device
 from toto_compat.contract.result import Figure
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate
+from toto_compat.verdict.gain import gain_text, weights_text
 from toto_compat.verdict.judge import JudgedCell, Status, rerun_command
 from toto_compat.verdict.ranges import ReleaseHistory, release_history
 
@@ -21,6 +22,7 @@ _WORTH_TAKING = 1.1
 class Answer(StrEnum):
     ENABLE = "enable"
     ENABLE_WITH_SETTINGS = "enable_with_settings"
+    WORTH_A_PRODUCTION_CHECK = "worth_a_production_check"  # good, but not measured as production runs it
     KEEP_OFF = "keep_off"
     NOT_ENOUGH_EVIDENCE = "not_enough_evidence"
 
@@ -61,6 +63,7 @@ class DeviceDecision:
     take_cache_only: bool  # the cache itself is the gain, compile adds nothing that can be told from noise
     next_commands: tuple[str, ...]
     contenders: tuple[Contender, ...]
+    speaks_of: JudgedCell | None = None  # the row that it rests on, or that came closest
 
 
 @dataclass(frozen=True)
@@ -77,26 +80,50 @@ class UnfinishedCell:
 
 
 @dataclass(frozen=True)
+class DecisionRules:
+    """Says what a run's decision may claim."""
+
+    production_profile: str = "production-check"
+    production_workload: str = ""  # empty: the matrix names none, and nothing can be enabled
+    releases: tuple[str, ...] = ()  # of the matrix, run or not
+    review_by: str = ""  # YYYY-MM-DD; after that day the decision is stale
+    today: str = ""
+
+    def may_enable(self, cell: JudgedCell) -> bool:
+        """Tell whether a cell was measured as production runs it; all others are worth a check at best."""
+        request = cell.result.request
+        return request.profile_name == self.production_profile and request.workload_name == self.production_workload
+
+
+@dataclass(frozen=True)
 class Decision:
     sentence: str
     devices: Mapping[Device, DeviceDecision]
+    review_by: str = ""
+    stale: bool = False  # the day to look again has passed
 
 
-def decide(cells: Sequence[JudgedCell], unfinished: Sequence[UnfinishedCell] = ()) -> Decision:
-    """The answer for every device; CUDA is always answered, if only with what is missing."""
+def decide(cells: Sequence[JudgedCell], rules: DecisionRules, unfinished: Sequence[UnfinishedCell] = ()) -> Decision:
+    """Answer for every device; CUDA is always answered, if only with what is missing."""
     asked = {cell.result.request.device for cell in cells} | {cell.device for cell in unfinished} | {Device.CUDA}
     devices = {
-        device: _decide_device(device, cells, [cell for cell in unfinished if cell.device is device])
+        device: _decide_device(device, cells, rules, [cell for cell in unfinished if cell.device is device])
         for device in (Device.CUDA, Device.CPU)
         if device in asked
     }
-    return Decision(sentence=" ".join(decision.sentence for decision in devices.values()), devices=devices)
+    sentence = " ".join(decision.sentence for decision in devices.values())
+    stale = bool(rules.review_by) and rules.today > rules.review_by
+    if stale:
+        sentence = f"STALE, it was to be reviewed by {rules.review_by}; run it again. {sentence}"
+    return Decision(sentence=sentence, devices=devices, review_by=rules.review_by, stale=stale)
 
 
-def contenders_of(device: Device, cells: Sequence[JudgedCell]) -> tuple[Contender, ...]:
+def contenders_of(
+    device: Device, cells: Sequence[JudgedCell], known_releases: Sequence[str] = ()
+) -> tuple[Contender, ...]:
     """Cells grouped by cache, mode and settings, each along the releases, in the order of first appearance."""
     here = [cell for cell in cells if cell.result.request.device is device]
-    releases = {torch_release(cell) for cell in here}
+    releases = {*known_releases, *(torch_release(cell) for cell in here)}
     groups: defaultdict[tuple[str, str, str], list[JudgedCell]] = defaultdict(list)
     for cell in here:
         request = cell.result.request
@@ -168,12 +195,17 @@ def python_settings(settings: CompileSettings) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _decide_device(device: Device, cells: Sequence[JudgedCell], unfinished: Sequence[UnfinishedCell]) -> DeviceDecision:
-    contenders = contenders_of(device, cells)
+def _decide_device(
+    device: Device, cells: Sequence[JudgedCell], rules: DecisionRules, unfinished: Sequence[UnfinishedCell]
+) -> DeviceDecision:
+    contenders = contenders_of(device, cells, rules.releases)
     passing = [contender for contender in contenders if contender.newest_pass]
     gaining = [one for one in passing if one.newest_pass and not compile_adds_nothing(one.newest_pass)]
+    for_production = [one for one in gaining if one.newest_pass and rules.may_enable(one.newest_pass)]
+    if for_production:
+        return _enable(device, max(for_production, key=_preference), contenders, rules)
     if gaining:
-        return _enable(device, max(gaining, key=_preference), contenders)
+        return _worth_checking(device, max(gaining, key=_preference), contenders, rules)
     if unfinished:  # any of them may be the row that compile can go back on with
         return _stopped_early(device, unfinished, contenders)
     if passing:
@@ -191,36 +223,94 @@ def _preference(contender: Contender) -> tuple[Version, int, bool, float]:
     return Version(torch_release(best)), good, contender.settings == "stock", gain
 
 
-def _enable(device: Device, contender: Contender, contenders: tuple[Contender, ...]) -> DeviceDecision:
-    best = contender.newest_pass
-    assert best is not None
-    passed = [cell for cell in contender.cells if cell.verdict is Status.PASS]
+def _enable(
+    device: Device, contender: Contender, contenders: tuple[Contender, ...], rules: DecisionRules
+) -> DeviceDecision:
+    passed = [cell for cell in contender.cells if cell.verdict is Status.PASS and rules.may_enable(cell)]
     environments = tuple(cell.result.cell.environment for cell in passed)
     with_settings = contender.settings != "stock"
-    # "at least" holds for every environment it names, or it is not said
-    figures = [cell.figure(Suite.SPEED, Gate.SPEEDUP.value) for cell in passed]
-    speedups = [figure.value for figure in figures if figure and figure.value]
-    gain = f", at least {min(speedups):.2f}x faster than upstream eager" if len(speedups) == len(passed) else ""
     settings = f" and settings {contender.settings}" if with_settings else ""
     sentence = (
         f"On {_label(device)} compile can be re-enabled in {_listed(environments)} with cache {contender.cache}, "
-        f"mode {contender.mode}{settings}: {contender.history.text}{gain}."
+        f"mode {contender.mode}{settings}: {_what_is_known(contender, passed)}.{_not_about_cuda(device)}"
     )
-    if device is Device.CPU:
-        sentence += " This says nothing about CUDA."
+    return _with_contender(
+        device,
+        Answer.ENABLE_WITH_SETTINGS if with_settings else Answer.ENABLE,
+        sentence,
+        contender,
+        contenders,
+        passed=passed,
+        reason="every demanded gate was measured and passed, as production runs it",
+        next_commands=_commands_for_undecided(contender.cells),
+    )
+
+
+def _worth_checking(
+    device: Device, contender: Contender, contenders: tuple[Contender, ...], rules: DecisionRules
+) -> DeviceDecision:
+    """Say what a run that is not production's may say: that production's is worth its hours."""
+    passed = [cell for cell in contender.cells if cell.verdict is Status.PASS]
+    newest = passed[-1].result
+    profiles = _listed(tuple(dict.fromkeys(cell.result.request.profile_name for cell in passed)))
+    command = (
+        f"nox -s matrix -- '{newest.cell}' --profile {rules.production_profile} --device {newest.request.device.value}"
+    )
+    reason = (
+        f"every demanded gate passed, in profile {profiles}; only {rules.production_profile} on the workload "
+        f"{rules.production_workload or 'that matrix.yaml names as production_workload'} can say more"
+    )
+    sentence = (
+        f"On {_label(device)} {contender.name} is worth a production check: {_what_is_known(contender, passed)}, in "
+        f"profile {profiles}; run {command}.{_not_about_cuda(device)}"
+    )
+    return _with_contender(
+        device,
+        Answer.WORTH_A_PRODUCTION_CHECK,
+        sentence,
+        contender,
+        contenders,
+        passed=passed,
+        reason=reason,
+        next_commands=(command, *_commands_for_undecided(contender.cells)),
+    )
+
+
+def _what_is_known(contender: Contender, passed: Sequence[JudgedCell]) -> str:
+    gain = gain_text(passed)
+    return ", ".join(part for part in (contender.history.text, gain, weights_text(passed)) if part)
+
+
+def _not_about_cuda(device: Device) -> str:
+    return " This says nothing about CUDA." if device is Device.CPU else ""
+
+
+def _with_contender(
+    device: Device,
+    answer: Answer,
+    sentence: str,
+    contender: Contender,
+    contenders: tuple[Contender, ...],
+    *,
+    passed: Sequence[JudgedCell],
+    reason: str,
+    next_commands: tuple[str, ...],
+) -> DeviceDecision:
+    newest = passed[-1]
     return DeviceDecision(
         device=device,
-        answer=Answer.ENABLE_WITH_SETTINGS if with_settings else Answer.ENABLE,
+        answer=answer,
         sentence=sentence,
         contender=contender,
-        environments=environments,
+        environments=tuple(cell.result.cell.environment for cell in passed),
         decided_by=None,
-        reason="every demanded gate was measured and passed",
-        break_even_cold=best.figure(Suite.SPEED, "break_even_cold"),
-        break_even_warm=best.figure(Suite.SPEED, "break_even_warm"),
+        reason=reason,
+        break_even_cold=newest.figure(Suite.SPEED, "break_even_cold"),
+        break_even_warm=newest.figure(Suite.SPEED, "break_even_warm"),
         take_cache_only=False,
-        next_commands=_commands_for_undecided(contender.cells),
+        next_commands=next_commands,
         contenders=contenders,
+        speaks_of=newest,
     )
 
 
@@ -246,6 +336,7 @@ def _cache_only(device: Device, contender: Contender, contenders: tuple[Contende
         take_cache_only=True,
         next_commands=(),
         contenders=contenders,
+        speaks_of=best,
     )
 
 
@@ -284,6 +375,7 @@ def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDe
             contenders,
             reason=reason,
             decided_by=deciding.gate,
+            speaks_of=closest,
         )
     if not cells:
         command = f"nox -s matrix -- --device {device.value}"
@@ -311,6 +403,7 @@ def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDe
         reason=reason,
         decided_by=deciding.gate if deciding else None,
         next_commands=commands,
+        speaks_of=nearest,
     )
 
 
@@ -323,6 +416,7 @@ def _no_contender(
     reason: str,
     decided_by: Gate | None,
     next_commands: tuple[str, ...] = (),
+    speaks_of: JudgedCell | None = None,
 ) -> DeviceDecision:
     return DeviceDecision(
         device=device,
@@ -337,6 +431,7 @@ def _no_contender(
         take_cache_only=False,
         next_commands=next_commands,
         contenders=contenders,
+        speaks_of=speaks_of,
     )
 
 

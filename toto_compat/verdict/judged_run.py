@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from toto_compat.contract.request import Device
 from toto_compat.errors import MatrixFileError, SelectionError
 from toto_compat.evidence.store import Run, RunInfo
 from toto_compat.matrix.gates import Gate, GateLimit
-from toto_compat.verdict.decision import Decision, UnfinishedCell, decide, torch_release
+from toto_compat.verdict.decision import Decision, DecisionRules, UnfinishedCell, decide, torch_release
 from toto_compat.verdict.judge import JudgedCell, judge
 
+# Releases, drivers and pins move on: after so long a verdict is shown as stale. This project's choice.
+REVIEW_AFTER = timedelta(days=90)
 _CPU_BUILD = re.compile(r"torch-[^-/]+-cpu[-/]")
 
 
@@ -31,8 +34,8 @@ class JudgedRun:
     decision: Decision
 
 
-def judge_run(run: Run, gates: Mapping[Gate, GateLimit] | None = None) -> JudgedRun:
-    """Judge every stored cell by `gates`, or by the limits the run itself recorded."""
+def judge_run(run: Run, gates: Mapping[Gate, GateLimit] | None = None, *, today: date | None = None) -> JudgedRun:
+    """Judge every stored cell by `gates`, or by the limits the run itself recorded; `today` shows what is stale."""
     limits = gates or run.info.gates
     if not limits:
         raise SelectionError(
@@ -41,7 +44,20 @@ def judge_run(run: Run, gates: Mapping[Gate, GateLimit] | None = None) -> Judged
     planned = {name: position for position, name in enumerate(run.info.cells)}
     as_planned = sorted(run.cells, key=lambda cell: planned.get(cell.cell, len(planned)))
     cells = in_table_order(judge(cell, limits) for cell in as_planned)
-    return JudgedRun(run=run, gates=limits, cells=cells, decision=decide(cells, unfinished_of(run)))
+    rules = rules_of(run.info, today or datetime.now(UTC).date())
+    return JudgedRun(run=run, gates=limits, cells=cells, decision=decide(cells, rules, unfinished_of(run)))
+
+
+def rules_of(info: RunInfo, today: date) -> DecisionRules:
+    """Read from a run what its decision may say."""
+    day = datetime.fromisoformat((info.finished or info.started).replace("Z", "+00:00")).date()
+    return DecisionRules(
+        production_profile=info.production_profile,
+        production_workload=info.production_workload,
+        releases=info.releases,
+        review_by=(day + REVIEW_AFTER).isoformat(),
+        today=today.isoformat(),
+    )
 
 
 def unfinished_of(run: Run) -> tuple[UnfinishedCell, ...]:

@@ -33,6 +33,11 @@ function stored(id) {
   return unpacked.get(id);
 }
 
+// --- an answer past its review date ---------------------------------------------------------------------------------
+
+const stale = document.getElementById("stale");
+stale.hidden = !stale.dataset.reviewBy || new Date().toISOString().slice(0, 10) <= stale.dataset.reviewBy;
+
 // --- theme -----------------------------------------------------------------------------------------------------------
 
 const themeButton = document.getElementById("theme");
