@@ -17,10 +17,20 @@ from pydantic import BaseModel
 from tests.runtimes.stub_runtime import MATRIX_TEXT, StubRuntime
 from toto_compat import workflow
 from toto_compat.cli import cli
-from toto_compat.errors import EnvironmentBuildError, ExitCode, SelectionError, StorageError
+from toto_compat.contract.request import CellRequest, Environment
+from toto_compat.contract.result import CellResult
+from toto_compat.errors import (
+    EnvironmentBuildError,
+    ExitCode,
+    InputError,
+    MatrixFileError,
+    SelectionError,
+    StorageError,
+)
 from toto_compat.evidence import files, store
 from toto_compat.evidence.store import find_run, load_run
 from toto_compat.runtimes import device
+from toto_compat.runtimes.seam import OnLine, PreparedEnvironment
 from toto_compat.runtimes.source import PACKAGE, CellSource
 
 ROOT = Path(__file__).parents[1]
@@ -338,3 +348,107 @@ def test_cells_do_not_outlive_a_runner_that_was_killed(project: Path) -> None:
     # and the next run removes the scratch folder that nobody could
     matrix(StubRuntime(), f"{ENVIRONMENT}/*", "--device", "cpu")
     assert [path.name for path in (project / "cache" / "s").iterdir() if path.is_dir()] == []
+
+
+def test_a_checkpoint_that_is_to_be_downloaded_leaves_keys_open(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = MATRIX_TEXT.replace("  quick: {}", "  quick: {checkpoint: Datadog/Toto-Open-Base-1.0@main}")
+    (project / "matrix.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
+    plan = json.loads(matrix(StubRuntime(), "--dry-run", "--json").stdout)
+    assert plan["checkpoint_to_download"] == "Datadog/Toto-Open-Base-1.0@main"
+    assert {cell["key"] for cell in plan["cells"]} == {""}
+
+
+class EditingRuntime(StubRuntime):
+    """Writes into the user's cache file while its cell runs, or already while it starts."""
+
+    def __init__(self, path: Path, text: str, *, at_start: bool = False) -> None:
+        super().__init__()
+        self.path, self.text, self.at_start = path, text, at_start
+
+    def run_cell(self, prepared: PreparedEnvironment, request: CellRequest, *rest: Any, **options: Any) -> CellResult:
+        mine = request.cell.cache == "mine"
+        if mine and self.at_start:
+            self.path.write_text(self.text, encoding="utf-8")
+        done = super().run_cell(prepared, request, *rest, **options)
+        if mine:
+            self.path.write_text(self.text, encoding="utf-8")
+        return done
+
+
+@pytest.fixture
+def mine(project: Path) -> Path:
+    text = MATRIX_TEXT.replace("caches:\n", "caches:\n  mine: {source: 'mine.py:Mine'}\n")
+    (project / "matrix.yaml").write_text(text, encoding="utf-8")
+    (project / "mine.py").write_text("class Mine: pass\n", encoding="utf-8")
+    return project / "mine.py"
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+def test_a_half_saved_cache_file_stops_no_run(mine: Path, at_start: bool) -> None:
+    runtime = EditingRuntime(mine, "class Mine(:\n", at_start=at_start)
+    assert matrix(runtime, "--run", "one", "--jobs", "1").exit_code == ExitCode.OK
+    assert len(stored_cells("one")) == 3
+
+
+def test_a_file_that_was_edited_meanwhile_is_run_again(mine: Path) -> None:
+    matrix(EditingRuntime(mine, "class Mine: x = 1\n"), "--run", "one")
+    matrix(StubRuntime(), "--run", "two")
+    again = {cell.cell.cache: cell.reused for cell in stored_cells("two").values()}
+    assert again == {"mine": False, "upstream": True, "fixed_size": True}
+
+
+def test_a_users_cache_is_stored_without_the_folder_it_lay_in(mine: Path, project: Path) -> None:
+    matrix(StubRuntime(), "--run", "one")
+    [cell] = [cell for cell in stored_cells("one").values() if cell.cell.cache == "mine"]
+    assert cell.request.cache.source == "mine.py:Mine"
+
+
+def test_a_source_edited_while_an_environment_is_built_is_not_mixed_in(project: Path) -> None:
+    package = project / "toto_compat"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+
+    class Slow(StubRuntime):
+        def prepare(self, environment_name: str, environment: Environment, say: OnLine) -> PreparedEnvironment:
+            with (package / "cell" / "run.py").open("a", encoding="utf-8") as file:
+                file.write("# edited\n")
+            return super().prepare(environment_name, environment, say)
+
+    matrix(Slow(source=CellSource(package)), "--run", "one")
+    run = load_run(find_run("one"))
+    assert {cell.provenance.source_hash for cell in run.cells} == {run.info.source_hash}
+
+
+def test_a_store_file_nested_too_deeply_is_run_again(project: Path) -> None:
+    matrix(StubRuntime(), "--run", "one")
+    for path in (project / "cache" / "evidence").glob("*/*.json"):
+        path.write_text("[" * 200_000, encoding="utf-8")
+    assert matrix(StubRuntime(), "--run", "two").exit_code == ExitCode.OK
+    assert {cell.reused for cell in stored_cells("two").values()} == {False}
+
+
+def test_a_cell_stored_by_another_run_while_an_environment_was_built_is_taken(project: Path) -> None:
+    class JustBuilt(StubRuntime):
+        """Its lock is known only once it is prepared."""
+
+        def lock_of(self, environment_name: str, environment: Environment) -> str | None:  # noqa: ARG002
+            return None
+
+    matrix(StubRuntime(), "--run", "one")
+    matrix(JustBuilt("exit"), "--run", "two")
+    assert {cell.reused for cell in stored_cells("two").values()} == {True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"), [(["--matrix", "nope.yaml"], MatrixFileError), (["--profile", "nope"], SelectionError)]
+)
+def test_a_mistake_of_the_users_is_told_before_the_machine_is_asked(
+    arguments: list[str], error: type[Exception]
+) -> None:
+    assert isinstance(matrix(StubRuntime(), "--device", "cuda", *arguments).exception, error)
+
+
+def test_a_checkpoint_folder_that_is_not_there_is_told_in_a_dry_run(project: Path) -> None:
+    text = MATRIX_TEXT.replace("  quick: {}", "  quick: {checkpoint: ./weights}")
+    (project / "matrix.yaml").write_text(text, encoding="utf-8")
+    assert isinstance(matrix(StubRuntime(), "--dry-run").exception, InputError)

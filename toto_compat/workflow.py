@@ -36,7 +36,7 @@ def run_matrix(asked: Asked) -> ExitCode:
     if asked.run is not None:
         check_run_name(asked.run)
     with sigterm_as_interrupt():
-        selection = select_cells(asked, choose_device(asked.device))
+        selection = select_cells(asked, lambda: choose_device(asked.device))
         limits, device = selection.matrix.limits, selection.device
         runtime = open_runtime(asked.runtime, limits=limits, device=device, rebuild=asked.rebuild)
         store = CellStore(cache_folder() / "evidence")

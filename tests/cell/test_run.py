@@ -438,3 +438,21 @@ def test_progress_is_told_suite_by_suite(tmp_path: Path, capsys: pytest.CaptureF
         "::suite equivalence start",
         "::suite equivalence done",
     ]
+
+
+def test_every_repeat_counts_for_a_suite_that_says_so_wherever_its_row_stands(tmp_path: Path) -> None:
+    """Not because it happens to be the last of its group: another row may come after it."""
+    timings: dict[str, tuple[float, ...]] = dict.fromkeys(("upstream_eager", "same_cache_eager"), (10.0,) * 36)
+    slow = SpeedRun(timings=timings | {"compiled": (40.0,) * 36}, warm_start_s=2.0)
+    memory = MemoryRun(steady_rss=110, peak_tree_rss=130)
+
+    class OneSlowRepeat(Groups):
+        def __call__(self, request_path: Path, run: GroupRun, output: Path) -> list[str]:
+            measured = {Suite.MEMORY: memory.model_dump(), Suite.SPEED: slow.model_dump()}
+            self.results = {Group.SPEED: GroupResult(measurements=measured)} if run.number == 3 else {}
+            return super().__call__(request_path, run, output)
+
+    evidence = run(tmp_path, OneSlowRepeat(), repeats=3).evidence
+    assert evidence[Suite.SPEED].details["forecasts_per_repeat"] == [36, 36, 36]
+    assert evidence[Suite.SPEED].figures["speedup"].value == pytest.approx(0.25)
+    assert [suite for suite in Suite if suite.rule.over_repeats] == [Suite.SPEED]

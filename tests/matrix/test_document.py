@@ -316,3 +316,40 @@ def test_mistakes_in_one_place_need_no_order_among_their_suggestions() -> None:
     """One has a nearest name and the other none, which Python does not compare."""
     same = [Mistake(1, 1, "a", "x", "y", nearest) for nearest in ("z", None)]
     assert len(describe_mistakes(Path("m.yaml"), same).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!bool abc",
+        "!!timestamp abc",
+        "!!int ''",
+        "!!map text",
+        "!!seq text",
+        "!include [a]",
+        "!!python/object:os.system {a: 1}",
+    ],
+)
+def test_a_tag_that_is_not_plain_is_a_mistake_and_nothing_else(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(f"x: {value}\n", encoding="utf-8")
+    [mistake] = read_document(path).mistakes
+    assert (mistake.line, mistake.path) == (1, "x")
+    assert "tag" in mistake.found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'x: "\\U00110000"\n',
+        'x: "\\UFFFFFFFF"\n',
+        "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: *a{n - 1}}}\n" for n in range(1, 1500)),
+        "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 900)),
+    ],
+    ids=["no character", "overflow", "chained merges", "chained aliases"],
+)
+def test_yaml_that_breaks_its_reader_is_told_as_a_mistake(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(MatrixFileError, match=r"matrix\.yaml"):
+        read_document(path)

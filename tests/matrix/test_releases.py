@@ -82,7 +82,10 @@ def test_releases_older_than_the_oldest_of_the_matrix_do_not_count() -> None:
     assert [(release.torch, release.newer_than_matrix) for release in missing] == [("2.15.1", True), ("2.7.1", False)]
 
 
-@pytest.mark.parametrize("release", ["2.7.1", "2.9.1", "2.10.0", "2.12.0", "2.14.1", "2.15.1", "2.16.0", "3.0.0"])
+@pytest.mark.parametrize(
+    "release",
+    ["2.7.1", "2.9.1", "2.10.0", "2.12.0", "2.14.1", "2.16.0rc1", "2.16.0.dev20261116", "2.15.1", "2.16.0", "3.0.0"],
+)
 def test_the_lines_to_add_make_a_matrix_that_loads(tmp_path: Path, release: str) -> None:
     stanza = release_stanza(MATRIX, Version(release))
     text = MATRIX_PATH.read_text().replace("environments:\n", f"environments:\n{stanza}", 1)

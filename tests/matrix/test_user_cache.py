@@ -60,3 +60,18 @@ def test_a_file_that_cannot_be_read_is_told_with_its_name(tmp_path: Path, text: 
     with pytest.raises(InputError, match=told) as caught:
         user_cache_files(tmp_path / "mine.py")
     assert "mine.py" in caught.value.message
+
+
+def test_what_the_environment_brings_is_not_the_users(tmp_path: Path) -> None:
+    write(tmp_path, mine="import toto_compat, torch, toto", toto_compat__cli="", torch__nn="", toto="")
+    assert list(user_cache_files(tmp_path / "mine.py")) == ["mine.py"]
+
+
+def test_a_folder_without_init_is_a_package_too(tmp_path: Path) -> None:
+    write(tmp_path, mine="from parts.one import A", parts__one="A = 1", parts__two="")
+    assert list(user_cache_files(tmp_path / "mine.py")) == ["mine.py", "parts/one.py", "parts/two.py"]
+
+
+def test_a_helper_that_is_broken_is_the_cells_to_complain_about(tmp_path: Path) -> None:
+    write(tmp_path, mine="import helper", helper="def (")
+    assert set(user_cache_files(tmp_path / "mine.py")) == {"mine.py", "helper.py"}

@@ -82,3 +82,10 @@ def test_the_same_evidence_gives_the_same_bytes() -> None:
 
 def _refuse(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
+
+
+def test_a_run_without_limits_beside_it_does_not_spoil_a_run(tmp_path: Path) -> None:
+    store_run(tmp_path, "without limits", [good_result()], gates={}, started="2026-01-01T00:00:00Z")
+    folder = store_run(tmp_path, "run", [good_result()])
+    write_compatibility(judge_run(load_run(folder)))
+    assert (folder / "compatibility.html").is_file()

@@ -540,3 +540,9 @@ def test_a_suite_that_could_not_finish_gives_no_point() -> None:
 def test_a_point_keeps_its_interval() -> None:
     figure = Figure(value=2.4, low=2.2, high=2.6)
     assert trend_points(contender_of(on_gpu("2.9.0", figure)), Suite.SPEED, "speedup") == [("2.9.0", figure)]
+
+
+def test_a_run_knows_nothing_of_those_after_it(tmp_path: Path) -> None:
+    january = store_run(tmp_path, "january", [good_result()], started="2026-01-01T00:00:00Z")
+    store_run(tmp_path, "february", [good_result()], started="2026-02-01T00:00:00Z")
+    assert history_of(tmp_path, until=judge_run(load_run(january))) == {}

@@ -68,7 +68,7 @@ def finished(request: CellRequest, *, seconds: float = 12.0, key: str = "key", *
 def selection_of(folder: Path, *selectors: str, device: Device = Device.CPU, matrix: str = MATRIX_TEXT) -> Selection:
     path = folder / "matrix.yaml"
     path.write_text(matrix, encoding="utf-8")
-    return select_cells(Asked(selectors=selectors, matrix_file=path), device)
+    return select_cells(Asked(selectors=selectors, matrix_file=path), lambda: device)
 
 
 def plan_of(

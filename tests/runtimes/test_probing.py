@@ -71,8 +71,7 @@ def test_a_gpu_without_kernels_in_the_wheel_is_no_fault_of_a_cache() -> None:
     seen: dict[str, Any] = {
         "cuda_available": True,
         "architectures": ["sm_90"],
-        "architecture": "sm_120",
-        "gpu": "RTX 5090",
+        "gpus": [{"name": "H100", "architecture": "sm_90"}, {"name": "RTX 5090", "architecture": "sm_120"}],
     }
     # a kernel that fails is what follows from it, and not what is told
     answer = answer_of({"compiled_kernel": "no kernel image is available"}, version="2.13.0", **seen)

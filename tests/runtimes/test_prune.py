@@ -10,7 +10,7 @@ from toto_compat.cli import cli
 from toto_compat.environments.build_lock import build_lock
 from toto_compat.environments.virtualenv import venv_folder
 from toto_compat.matrix.load import load_matrix
-from toto_compat.runtimes.source import stage_source, staged_name
+from toto_compat.runtimes.source import CellSource, read_source, staged_name
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder.mkdir(parents=True)
         (folder / "content").write_text("x" * 5000)
     in_use.with_name(f"{in_use.name}.log").write_text("log")
-    stage_source()
+    assert CellSource().folder.is_dir()
     for folder in (cache / "sources" / "outdated", cache / "s" / "dead"):
         folder.mkdir(parents=True)
     return cache
@@ -47,7 +47,7 @@ def test_only_what_no_environment_needs_is_removed(cache: Path) -> None:
     assert "venvs/torch-2.1.0-cpu-0123456789" in shown
     assert "freed" in shown
     remaining = {path.name for path in cache.glob("*/*") if path.is_dir()}
-    assert staged_name() in remaining
+    assert staged_name(read_source()) in remaining
     assert any(name.startswith("torch-2.13.0-cpu-") for name in remaining)
     assert len(remaining) == 2
     assert list((cache / "venvs").glob("*.log"))

@@ -9,7 +9,7 @@ import pytest
 
 from toto_compat.errors import StorageError
 from toto_compat.evidence.files import cache_folder
-from toto_compat.runtimes.source import PACKAGE, hash_source, source_files, stage_source
+from toto_compat.runtimes.source import PACKAGE, CellSource, source_files
 
 
 def small_package(folder: Path) -> Path:
@@ -23,32 +23,42 @@ def small_package(folder: Path) -> Path:
     return package
 
 
-def test_an_edit_after_staging_changes_nothing_in_the_copy(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_an_edit_after_the_source_was_taken_changes_nothing_in_the_copy(tmp_path: Path) -> None:
     package = small_package(tmp_path)
-    staged, before = stage_source(package, tmp_path / "cache")
+    source = CellSource(package)
     (package / "cell" / "run.py").write_text("A = 2\n")
-    assert (staged / "toto_compat" / "cell" / "run.py").read_text() == "A = 1\n"
-    again, after = stage_source(package, tmp_path / "cache")
-    assert again != staged
-    assert before != after
+    assert (source.folder / "toto_compat" / "cell" / "run.py").read_text() == "A = 1\n"
+    assert CellSource(package).hash != source.hash
+    assert CellSource(package).folder != source.folder
 
 
-def test_the_same_source_is_staged_once(tmp_path: Path) -> None:
+def test_the_same_source_is_staged_once(tmp_path: Path, cache: Path) -> None:
     package = small_package(tmp_path)
-    assert stage_source(package, tmp_path / "cache") == stage_source(package, tmp_path / "cache")
-    assert len(list((tmp_path / "cache" / "sources").iterdir())) == 1
+    assert CellSource(package).folder == CellSource(package).folder
+    assert len(list((cache / "sources").iterdir())) == 1
+
+
+def test_taking_a_source_writes_nothing(tmp_path: Path, cache: Path) -> None:
+    CellSource(small_package(tmp_path))
+    assert not cache.exists()
 
 
 def test_a_change_of_the_host_side_leaves_the_hash(tmp_path: Path) -> None:
     package = small_package(tmp_path)
-    before = hash_source(package)
+    before = CellSource(package).hash
     (package / "report" / "table.py").write_text("B = 2\n")
-    assert hash_source(package) == before
+    assert CellSource(package).hash == before
 
 
 def test_the_staged_cell_imports_on_its_own(tmp_path: Path) -> None:
     """Whatever the cell imports is staged: the host side is not there to fall back on."""
-    staged, _ = stage_source(cache=tmp_path)
+    staged = CellSource().folder
     environment = {"PYTHONPATH": str(staged), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-c", "import toto_compat.cell.run as run; print(run.__file__)"]
     shown = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)

@@ -1,92 +1,287 @@
-"""The supervisor ends a cell with everything it started, whatever the reason, and passes its exit code on."""
+"""The process between the runner and a cell, started by path as the runner starts it."""
 
-import contextlib
+import mmap
 import os
+import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from toto_compat.runtimes import supervise
 
-PLENTY = 2**40
-# a grandchild in a session of its own, whose parent is gone: it belongs to nobody but the supervisor
-GRANDCHILD = "import signal; signal.pause()"
-CHILD = (
-    "import subprocess, sys\n"
-    f"left = subprocess.Popen([sys.executable, '-c', {GRANDCHILD!r}], start_new_session=True)\n"
-    "print(left.pid, flush=True)\n"
-)
-ORPHAN = f"import signal, subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])\n"
+ROOT = Path(__file__).parents[2]
+MB = 1 << 20
+PLENTY = 1 << 50
+BY_PATH = [sys.executable, "-I", "-S", supervise.__file__]
+# the same with hardly a moment for the cell to end by itself
+IMPATIENT = [
+    sys.executable,
+    "-c",
+    "import sys; from toto_compat.runtimes import supervise; supervise._GRACE_SECONDS = 0.01;"
+    "sys.exit(supervise.main(sys.argv[1:]))",
+]
+
+# one write: two processes of a tree share the pipe
+SAYS_ITS_PID = "os.write(1, b'%d\\n' % os.getpid())"
+WAITING = f"import os, signal; {SAYS_ITS_PID}; signal.pause()"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAITING}"
+# forked twice, with a session of its own in between: no child of the cell and not in its process group
+LEAVES_AN_ORPHAN = f"""
+import os, signal
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        {SAYS_ITS_PID}
+        signal.pause()
+    os._exit(0)
+os.wait()
+"""
+# a child that has certainly ended and that nobody has collected
+ZOMBIE = "pid = os.fork() or os._exit(0)\nos.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)\n"
+COUNT = "print(len(supervise.descendants(os.getpid())))\n"
 
 
-def supervised(script: str, memory: int = PLENTY) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", supervise.__file__, str(memory), sys.executable, "-c", script],
+class Watched:
+    """A process of somebody else's, held by a handle that no later process can take over."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._handle = os.pidfd_open(pid)
+
+    def ends(self) -> bool:
+        ready, _, _ = select.select([self._handle], [], [], 20)
+        return bool(ready)
+
+    def remove(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        os.close(self._handle)
+
+
+class Supervised:
+    """A supervisor with its cell, and the processes that the cell names on its stdout."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdin and process.stdout and process.stderr
+        self.process, self.stdin, self.stdout, self.stderr = process, process.stdin, process.stdout, process.stderr
+        self.watched: list[Watched] = []
+
+    def watch_next(self) -> Watched:
+        self.watched.append(Watched(int(self.stdout.readline())))
+        return self.watched[-1]
+
+    def code(self) -> int:
+        return self.process.wait(30)
+
+
+@contextmanager
+def supervised(cell: str, *, memory: int = PLENTY, supervisor: list[str] = BY_PATH) -> Iterator[Supervised]:
+    process = subprocess.Popen(
+        [*supervisor, str(memory), sys.executable, "-c", cell],
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    running = Supervised(process)
+    try:
+        yield running
+    finally:
+        for watched in running.watched:
+            watched.remove()
+        running.stdin.close()
+        process.wait(30)
+        running.stdout.close()
+        running.stderr.close()
 
 
-def lives(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False
+def printed_by(script: str) -> list[str]:
+    """What a process of its own prints, in which the supervisor's functions see only its own children."""
+    program = f"import os, sys\nfrom toto_compat.runtimes import supervise\n{script}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [
-        ("pass", 0),
-        ("raise SystemExit(3)", 3),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 128 + signal.SIGSEGV),
-    ],
-)
-def test_the_cells_exit_code_is_passed_on_as_a_shell_counts(script: str, code: int) -> None:
-    with supervised(script) as process:
-        assert process.wait(60) == code
+# --- the end of a cell ------------------------------------------------------------------------------------------------
 
 
-def test_a_closed_stdin_ends_the_cell_and_what_it_started() -> None:
-    with supervised(ORPHAN + "signal.pause()") as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        orphan = int(process.stdout.readline())
-        assert lives(orphan)
-        process.stdin.close()
-        assert process.wait(60) == 128 + signal.SIGTERM
-        assert not lives(orphan)
+@pytest.mark.parametrize("code", [0, 1, 77])
+def test_the_exit_code_of_a_cell_is_passed_on(code: int) -> None:
+    with supervised(f"raise SystemExit({code})") as running:
+        assert running.code() == code
 
 
-def test_what_a_finished_cell_left_running_is_ended() -> None:
-    with supervised(ORPHAN) as process:
-        assert process.stdout is not None
-        orphan = int(process.stdout.readline())
-        assert process.wait(60) == 0
-        assert not lives(orphan)
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
+def test_a_cell_that_died_of_a_signal_has_the_exit_code_that_a_shell_gives(number: signal.Signals) -> None:
+    with supervised(f"import os; os.kill(os.getpid(), {number:d})") as running:
+        assert running.code() == 128 + number
 
 
-def test_a_cell_that_takes_too_much_memory_is_told_apart() -> None:
-    script = "import os, signal; taken = bytearray(os.urandom(2**20)) * 200; signal.pause()"
-    with supervised(script, memory=100 * 2**20) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith(supervise.OUT_OF_MEMORY_LINE)
-        assert process.wait(60) == 128 + signal.SIGKILL
+def test_a_cell_has_no_part_in_the_stdin_that_keeps_it_alive() -> None:
+    with supervised("import os; os._exit(5 if os.path.samestat(os.fstat(0), os.stat(os.devnull)) else 6)") as running:
+        assert running.code() == 5
 
 
-def test_a_cell_is_asked_before_it_is_killed() -> None:
-    script = (
-        "import signal, sys\n"
-        "def leave(*_): print('wrote down what it has', flush=True); sys.exit()\n"
-        "signal.signal(signal.SIGTERM, leave); print('ready', flush=True); signal.pause()\n"
+def test_what_a_cell_prints_goes_straight_through() -> None:
+    with supervised("import sys; print('to stdout'); print('to stderr', file=sys.stderr)") as running:
+        running.code()
+        assert running.stdout.read() == "to stdout\n"
+        assert running.stderr.read() == "to stderr\n"
+
+
+# --- a closed stdin ---------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_stdin_ends_the_cell_and_its_children() -> None:
+    cell = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WAITING!r}])\n{WAITING}"
+    with supervised(cell) as running:
+        processes = [running.watch_next(), running.watch_next()]
+        running.stdin.close()
+        assert running.code() == 128 + signal.SIGTERM
+        assert [process.ends() for process in processes] == [True, True]
+
+
+def test_a_cell_is_asked_to_end_before_it_is_killed() -> None:
+    asked = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('wrote it down')))"
+    with supervised(f"{asked}\n{WAITING}") as running:
+        running.watch_next()
+        running.stdin.close()
+        running.code()
+        assert running.stdout.read() == "wrote it down\n"
+
+
+def test_a_cell_that_does_not_listen_is_killed() -> None:
+    with supervised(DEAF, supervisor=IMPATIENT) as running:
+        cell = running.watch_next()
+        running.stdin.close()
+        assert running.code() == 128 + signal.SIGTERM
+        assert cell.ends()
+
+
+# --- orphans ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_orphan_in_a_session_of_its_own_does_not_outlive_a_cell_that_ended_well() -> None:
+    with supervised(f"{LEAVES_AN_ORPHAN}\nraise SystemExit(3)") as running:
+        orphan = running.watch_next()
+        assert running.code() == 3
+        assert orphan.ends()
+
+
+def test_an_orphan_in_a_session_of_its_own_does_not_outlive_a_cell_that_was_ended() -> None:
+    with supervised(f"{LEAVES_AN_ORPHAN}\n{WAITING}") as running:
+        processes = [running.watch_next(), running.watch_next()]
+        running.stdin.close()
+        running.code()
+        assert [process.ends() for process in processes] == [True, True]
+
+
+def test_a_process_that_has_ended_looks_alive_until_it_is_reaped() -> None:
+    assert printed_by(f"{ZOMBIE}{ZOMBIE}{COUNT}supervise.reap()\n{COUNT}") == ["2", "0"]
+
+
+def test_reaping_does_not_wait_for_what_still_runs() -> None:
+    child = "import signal\npid = os.fork()\nif pid == 0:\n    signal.alarm(20); signal.pause()\n"
+    after = "supervise.reap(); print(supervise.descendants(os.getpid()) == [pid]); os.kill(pid, 9)"
+    assert printed_by(child + after) == ["True"]
+
+
+def test_killing_a_tree_leaves_no_zombies() -> None:
+    assert printed_by(f"{ZOMBIE}supervise.kill_tree()\n{COUNT}") == ["0"]
+
+
+def test_what_was_forked_while_the_tree_was_listed_is_killed_in_the_next_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds = iter([[11, 12], [13], []])
+    killed = []
+
+    def kill(pid: int, number: int) -> None:
+        killed.append((pid, number))
+        if pid == 11:
+            raise ProcessLookupError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(supervise, "descendants", lambda _: next(rounds))
+        patch.setattr(supervise, "reap", lambda: None)
+        patch.setattr(os, "kill", kill)
+        supervise.kill_tree()
+    assert killed == [(pid, signal.SIGKILL) for pid in (11, 12, 13)]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_processes_that_are_over_the_limit_only_together_are_ended_and_both_numbers_told() -> None:
+    """Each takes 40 MB after it said its pid; the limit is 70 MB."""
+    eat = f"import os, signal; {SAYS_ITS_PID}; eaten = b'x' * (40 << 20); signal.pause()"
+    cell = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {eat!r}], start_new_session=True)\n{eat}"
+    with supervised(cell, memory=70 * MB) as running:
+        processes = [running.watch_next(), running.watch_next()]
+        assert running.code() == 128 + signal.SIGKILL
+        assert [process.ends() for process in processes] == [True, True]
+        *line, used, limit = running.stderr.read().split()
+    assert " ".join(line) == supervise.OUT_OF_MEMORY_LINE
+    assert int(used) > int(limit) == 70 * MB
+
+
+@contextmanager
+def waiting_child(before: str = "") -> Iterator[int]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{before}\nprint('up', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
-    with supervised(script) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.stdin.close()
-        assert process.stdout.read() == "wrote down what it has\n"
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == b"up\n"
+        yield child.pid
+    finally:
+        child.communicate(b"\n", timeout=30)
+
+
+def test_libraries_and_other_mapped_files_are_no_memory_of_a_cell() -> None:
+    with waiting_child() as pid:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
+        assert kilobytes["RssFile"] > 0
+        assert supervise.private_memory([pid]) == (kilobytes["VmRSS"] - kilobytes["RssFile"]) * 1024
+
+
+def test_shared_memory_counts() -> None:
+    before = supervise.private_memory([os.getpid()])
+    with mmap.mmap(-1, 64 * MB) as shared:
+        shared.write(b"x" * (64 * MB))
+        assert supervise.private_memory([os.getpid()]) - before > 48 * MB
+
+
+def test_a_process_that_is_gone_takes_no_memory_and_hides_no_others() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with waiting_child() as pid:
+        assert supervise.private_memory([gone.pid, pid]) == supervise.private_memory([pid]) > 0
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
+
+
+def test_grandchildren_belong_to_the_tree_and_the_root_does_not() -> None:
+    script = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {WAITING!r}]); child.wait()"
+    with supervised(script) as running:
+        grandchild = running.watch_next().pid
+        child, last = supervise.descendants(running.process.pid)
+        assert last == grandchild
+        assert supervise.descendants(child) == [grandchild]
+
+
+def test_a_process_whose_name_looks_like_fields_of_the_table_is_found() -> None:
+    name = "open('/proc/self/comm', 'w').write('a) S 1 (b')"
+    with waiting_child(name) as pid:
+        assert Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "a) S 1 (b\n"
+        assert pid in supervise.descendants(os.getpid())

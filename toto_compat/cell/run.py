@@ -24,7 +24,7 @@ from toto_compat.cell.provenance import collect_provenance, complete_provenance
 from toto_compat.contract.files import utc_now
 from toto_compat.contract.request import CellRequest, Device
 from toto_compat.contract.result import CellResult, Failure, Outcome, Provenance, SuiteEvidence, blameless
-from toto_compat.contract.suites import Group, Suite, suites_of
+from toto_compat.contract.suites import SUITE_LINE, Group, Suite, suites_of
 
 # The runtime kills the cell at the profile's timeout: stop before that, with a result.
 _SHARE_OF_TIMEOUT = 0.95
@@ -123,8 +123,10 @@ def plan_groups(request: CellRequest) -> list[GroupRun]:
     """The processes of this cell, in order: the first sees the cold compile, the predictor comes last, on its own."""
     runs: list[GroupRun] = []
     for group in Group:
-        if suites_asked_of(request, group):
-            repeats = request.profile.repeats if group.rule.repeated and Suite.SPEED in request.profile.suites else 1
+        asked = suites_asked_of(request, group)
+        if asked:
+            over_repeats = group.rule.repeated and any(suite.rule.over_repeats for suite in asked)
+            repeats = request.profile.repeats if over_repeats else 1
             runs += [GroupRun(group, number) for number in range(1, repeats + 1)]
     return runs
 
@@ -323,13 +325,8 @@ def evidence_of(
     suite: Suite, collected: Collected, runs: list[GroupRun], of_others: dict[Suite, SuiteEvidence] | None = None
 ) -> SuiteEvidence:
     """One suite's evidence from the processes that took part in it."""
-    # of a group's repeats the first tells all that does not need them: only what decides over repeats takes every one
+    own = [run for run in runs if run.group in suite.rule.runners and (run.number == 1 or suite.rule.over_repeats)]
     last_of_group = {group: suites_of(group)[-1] for group in suite.rule.runners}
-    own = [
-        run
-        for run in runs
-        if run.group in suite.rule.runners and (run.number == 1 or last_of_group[run.group] is suite)
-    ]
     # a process that two suites share counts for the one it is there for: the last
     spent = [collected.seconds.get(run.name, 0.0) for run in own if last_of_group[run.group] is suite]
     seconds = round(sum(spent), 3)
@@ -357,7 +354,7 @@ def evidence_of(
 def say_suites(request: CellRequest, run: GroupRun, what: str) -> None:
     """Progress for whoever started the cell."""
     for suite in suites_asked_of(request, run.group):
-        print(f"::suite {suite.value} {what}", flush=True)  # noqa: T201 - this line is the protocol
+        print(f"{SUITE_LINE}{suite.value} {what}", flush=True)  # noqa: T201 - this line is the protocol
 
 
 def ignore_further_stops() -> None:

@@ -56,11 +56,6 @@ class CellName(str):
         return self._parts.settings
 
     @property
-    def how(self) -> str:
-        """Cache, mode and settings: what two environments can have in common."""
-        return self.partition("/")[2]
-
-    @property
     def mode_and_settings(self) -> str:
         return self.rpartition("/")[2]
 

@@ -9,7 +9,6 @@ from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.contract.suites import Suite
 
-REQUEST_SCHEMA = 2
 # 2.13.0, 2.16.0rc1, 2.16.0.dev20261116: what an index lists, without the local part of a build
 TORCH_RELEASE = r"^\d+\.\d+\.\d+((a|b|rc)\d+)?(\.dev\d+)?$"
 _AMOUNT = r"^\d+[mg]$"
@@ -33,8 +32,8 @@ class Environment(StrictModel):
         default=None, description="xformers release, or null: it swaps attention, norm, SwiGLU"
     )
     pins: dict[str, str] = Field(default={}, description="other packages and their exact versions")
-    gpu_architectures: tuple[str, ...] = Field(
-        default=(), description="sm_* the wheel carries; a GPU outside is an error"
+    gpu_architectures: tuple[Annotated[str, Field(pattern=r"^sm_\d{2,3}[a-z]?$")], ...] = Field(
+        default=(), description="sm_* the wheel carries, such as sm_90; a GPU outside is an error"
     )
     base_image: str = Field(default="python:3.11-slim", description="container base image")
     index: str | None = Field(default=None, description="pip index of the torch wheel; null: the user's own")

@@ -46,6 +46,7 @@ class SuiteRule:
     version: int  # raised when what is measured changes: stored results of another version are stale
     runners: Mapping[Group, str]
     combine: str = ""
+    over_repeats: bool = False  # takes every repeat of a repeated group; the others are told by the first
 
 
 class Suite(Table):
@@ -68,8 +69,11 @@ class Suite(Table):
     )
     SPEED = (
         "speed",
-        SuiteRule(version=1, runners={Group.SPEED: "speed:run_speed"}, combine="speed:combine"),
+        SuiteRule(version=1, runners={Group.SPEED: "speed:run_speed"}, combine="speed:combine", over_repeats=True),
     )
+
+
+SUITE_LINE = "::suite "  # what a cell prints when a suite begins or ends: '::suite recompile start'
 
 
 def suites_of(group: Group) -> tuple[Suite, ...]:

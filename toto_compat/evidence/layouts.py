@@ -1,20 +1,23 @@
 """Cell files of earlier versions, brought to the present layout when read; a later version's is refused by name."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from toto_compat.contract.result import RESULT_SCHEMA
 from toto_compat.errors import StorageError
 
+_PRESENT = re.compile(rb'\s*\{\s*"schema"\s*:\s*%d\s*[,}]' % RESULT_SCHEMA)
+
 
 def upgraded(path: Path, content: bytes) -> bytes:
     """The content in today's layout; what is no JSON object is left for the reader to complain about."""
-    if content.lstrip().startswith(b'{"schema":2') or content.lstrip().startswith(b'{\n "schema": 2'):
-        return content  # today's, by the first bytes: no need to read megabytes twice
+    if _PRESENT.match(content):
+        return content  # by the first bytes: no need to read megabytes twice
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return content
     if not isinstance(document, dict):
         return content

@@ -159,8 +159,7 @@ def load_run(folder: Path) -> Run:
     What an earlier run of the same name left in the folder is none of it: only the cells that run.json names are.
     """
     info = read_model(folder / "run.json", RunInfo)
-    expected = {cell_path(folder, cell) for cell in info.cells}
-    paths = [path for path in sorted((folder / "cells").rglob("*.json")) if path in expected]
+    paths = [path for cell in info.cells if (path := cell_path(folder, cell)).exists()]
     return Run(folder, info, tuple(read_cell(path) for path in paths))
 
 

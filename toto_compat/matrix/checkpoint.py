@@ -2,20 +2,13 @@
 
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toto_compat.errors import InputError
 
 _FILES = ["config.json", "model.safetensors"]
-_HUB_ID = re.compile(r"^(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?$")
-
-
-@dataclass(frozen=True)
-class ResolvedCheckpoint:
-    folder: Path
-    revision: str  # a commit of the hub repository, or 'local'
+_HUB_ID = re.compile(r"^(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?$")
 
 
 def find_checkpoint(specification: str, *, relative_to: Path) -> Path | None:
@@ -31,11 +24,11 @@ def find_checkpoint(specification: str, *, relative_to: Path) -> Path | None:
         return None
 
 
-def resolve_checkpoint(specification: str, *, relative_to: Path) -> ResolvedCheckpoint:
-    """A folder as it is; a hub id as the folder its pinned revision was downloaded to."""
+def resolve_checkpoint(specification: str, *, relative_to: Path) -> Path:
+    """Give a folder as it is, a hub id as the folder that its pinned revision was downloaded to."""
     local = _local_folder(specification, relative_to)
     if local is not None:
-        return ResolvedCheckpoint(folder=local, revision="local")
+        return local
     repository, revision = _hub_id(specification)
     hub = _hub(specification)
     try:
@@ -46,7 +39,7 @@ def resolve_checkpoint(specification: str, *, relative_to: Path) -> ResolvedChec
             f"checkpoint {repository}@{revision or 'main'}: cannot be fetched: {type(error).__name__}: {error}",
             hint="check the id and the network, or give a local folder with config.json and model.safetensors",
         ) from error
-    return ResolvedCheckpoint(folder=Path(folder), revision=commit)
+    return Path(folder)
 
 
 def _local_folder(specification: str, relative_to: Path) -> Path | None:

@@ -63,13 +63,22 @@ def read_document(path: Path) -> Document:
     except yaml.YAMLError as error:
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
         raise matrix_file_error(path, [Mistake(line, 1, "", str(error).splitlines()[0], "well-formed YAML")]) from error
+    except (ValueError, OverflowError) as error:  # an escape such as "\\UFFFFFFFF" stands for no character
+        raise matrix_file_error(path, [Mistake(1, 1, "", f"broken YAML ({error})", "well-formed YAML")]) from error
     except RecursionError as error:
-        raise matrix_file_error(path, [Mistake(1, 1, "", "YAML nested too deeply", "a few levels")]) from error
+        raise _too_deep(path) from error
     if root is None:
         raise matrix_file_error(path, [Mistake(1, 1, "", "an empty file", "a mapping that begins with schema: 1")])
     reader = _NodeReader()
-    data = reader.value(root, ())
+    try:
+        data = reader.value(root, ())
+    except RecursionError as error:
+        raise _too_deep(path) from error
     return Document(data, reader.positions, tuple(sorted(reader.mistakes)))
+
+
+def _too_deep(path: Path) -> MatrixFileError:
+    return matrix_file_error(path, [Mistake(1, 1, "", "YAML nested too deeply", "a few levels")])
 
 
 def _yaml_mistake(error: yaml.MarkedYAMLError, text: str) -> Mistake:
@@ -105,11 +114,11 @@ class _NodeReader:
             return None
         self._open.append(node)
         try:
-            if isinstance(node, yaml.MappingNode):
+            if isinstance(node, yaml.MappingNode) and self._has_tag(node, path, "map"):
                 return self._mapping(node, path)
-            if isinstance(node, yaml.SequenceNode):
+            if isinstance(node, yaml.SequenceNode) and self._has_tag(node, path, "seq"):
                 return self._sequence(node, path)
-            return self._scalar(node, path)
+            return self._scalar(node, path) if isinstance(node, yaml.ScalarNode) else None
         finally:
             self._open.pop()
 
@@ -127,10 +136,20 @@ class _NodeReader:
             result.append(self.value(item, (*path, index)))
         return result
 
+    def _has_tag(self, node: yaml.Node, path: KeyPath, kind: str) -> bool:
+        """Tell whether a list or mapping is a plain one; any other tag is a mistake, not something to pass over."""
+        plain = bool(node.tag == f"tag:yaml.org,2002:{kind}")
+        if not plain:
+            self._mistake(node, path, f"the tag {node.tag}", "plain lists and mappings")
+        return plain
+
     def _scalar(self, node: yaml.Node, path: KeyPath) -> Any:
+        if node.tag in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
+            self._mistake(node, path, f"{node.value!r} with the tag {node.tag}", "text, numbers, true, false or null")
+            return None
         try:
             return yaml.constructor.SafeConstructor().construct_object(node)
-        except (yaml.constructor.ConstructorError, ValueError):
+        except (yaml.constructor.ConstructorError, ValueError, KeyError, AttributeError, IndexError):
             self._mistake(node, path, f"{node.value!r} with the tag {node.tag}", "text, numbers, true, false or null")
             return None
 

@@ -79,8 +79,12 @@ class GateRule:
     margin: float = 0.10  # the smallest change that counts: 20 % must be seen, a few per cent come from memory layout
     nan_is_a_fault: bool = False  # of the forecast; else NaN means that nothing was measured
     explained_by: tuple[EventKind, ...] = ()  # events that say why it failed
-    only_on: Device | None = None  # elsewhere it is not applicable
+    only_on: Device | None = None  # elsewhere it is not applicable, and `elsewhere` says why
+    elsewhere: str = ""
     not_in_modes: tuple[Literal["default", "reduce-overhead", "max-autotune"], ...] = ()
+    in_those_modes: str = ""  # why it is not applicable there
+    prediction: str = "{:g}"  # how a figure reads that is shown and decides nothing
+    prediction_of_none: str = "0"
     column: Column | None = None  # None: on the page and in compatibility.json only
 
 
@@ -187,7 +191,11 @@ class Gate(Table):
             comparison=Comparison.COUNT,
             explained_by=(EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION),
             only_on=Device.CUDA,
+            elsewhere="no CUDA graphs on a CPU",
             not_in_modes=("default",),
+            in_those_modes="mode default does not use CUDA graphs",
+            prediction="{:g} skipped or split",
+            prediction_of_none="no reason to skip them",
             column=Column("CUDA graphs", shown_if_not_applicable=True),
         ),
     )

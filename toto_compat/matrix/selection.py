@@ -1,6 +1,6 @@
 """What of the matrix is to be run, and where."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +26,15 @@ class Selection:
     workload: Workload
 
 
-def select_cells(asked: Asked, device: Device) -> Selection:
-    """Read the matrix and pick its cells; a mistake in the file, a selector or the user's series is told here."""
+def select_cells(asked: Asked, choose_device: Callable[[], Device]) -> Selection:
+    """Read the matrix and pick its cells; a mistake in the file, a selector or the user's series is told here.
+
+    The machine is asked for its device once the file is known to be right.
+    """
     matrix_path = find_matrix_file(asked.matrix_file)
     matrix = load_matrix(matrix_path)
     profile = named_profile(matrix, asked.profile)
+    device = choose_device()
     cells = select(expand(matrix), asked.selectors) if asked.selectors else default_selection(matrix, device)
     required = _select_required(cells, matrix, asked.require) if asked.require else []
     workload = matrix.workloads[profile.workload]

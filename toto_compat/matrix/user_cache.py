@@ -9,6 +9,7 @@ from pathlib import Path
 from toto_compat.errors import InputError
 
 BUILTIN = "builtin"
+_THE_ENVIRONMENTS = frozenset({"toto_compat", "torch", "toto", "numpy"})
 
 
 def split_source(source: str) -> tuple[Path, str]:
@@ -23,40 +24,41 @@ def user_cache_identity(source: str) -> str:
         return source
     file, class_name = split_source(source)
     digest = hashlib.sha256()
-    for name, path in user_cache_files(file).items():
-        content = _read(path)
+    for name, content in user_cache_files(file).items():
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return f"{digest.hexdigest()}:{class_name}"
 
 
-def user_cache_files(file: Path) -> dict[str, Path]:
-    """The file and every file of its own folder that it imports, directly or not, by their path in that folder.
+def user_cache_files(file: Path) -> dict[str, bytes]:
+    """Read the file and every file of its own folder that it imports, directly or not, by their path in that folder.
 
-    Only `import` statements are followed. A package is taken whole. A module that is named like one of Python's own is
-    Python's.
+    Only `import` statements are followed, and a package is taken whole. A module that is named like one of Python's
+    own, or like what the environment brings, is that one.
     """
     folder = file.parent
-    files: dict[str, Path] = {}
+    contents: dict[str, bytes] = {}
     queue = [file]
     while queue:
         path = queue.pop()
         name = path.relative_to(folder).as_posix()
-        if name in files:
+        if name in contents:
             continue
-        files[name] = path
-        for module in _imported(path):
+        contents[name] = _read(path)
+        try:
+            modules = list(_imported(contents[name], path))
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            if path == file:
+                raise InputError(f"{path}: not readable Python: {error}") from error
+            continue  # whoever imports it will say so, in the cell
+        for module in modules:
             queue += _files_of_module(folder, module)
-    return dict(sorted(files.items()))
+    return dict(sorted(contents.items()))
 
 
-def _imported(path: Path) -> Iterator[str]:
+def _imported(content: bytes, path: Path) -> Iterator[str]:
     """Top-level names that a file imports; relative imports stay inside a package, which is taken whole."""
-    try:
-        tree = ast.parse(_read(path), filename=str(path))
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"{path}: not readable Python: {error}") from error
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(content, filename=str(path))):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -64,11 +66,10 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def _files_of_module(folder: Path, module: str) -> list[Path]:
-    if module in sys.stdlib_module_names:
+    if module in sys.stdlib_module_names or module in _THE_ENVIRONMENTS:
         return []
-    package = folder / module
-    if (package / "__init__.py").is_file():
-        return sorted(path for path in package.rglob("*.py") if path.is_file())
+    if (folder / module).is_dir():
+        return sorted(path for path in (folder / module).rglob("*.py") if path.is_file())
     single = folder / f"{module}.py"
     return [single] if single.is_file() else []
 

@@ -13,6 +13,18 @@ from toto_compat.contract.request import CacheRequest
 from toto_compat.errors import InputError
 from toto_compat.model.bound import BoundModel, CompileSpec, WholeModel
 
+# What the suites use of a bound model: see BoundModel.
+BOUND_INTERFACE = (
+    "patch_size",
+    "cache_class",
+    "compiled",
+    "draws",
+    "observer",
+    "generate_mean",
+    "generate_samples",
+    "teacher_forced",
+)
+
 
 def bind(
     backbone: TotoBackbone,
@@ -28,7 +40,11 @@ def bind(
     a cache with fixed shapes makes them all at its first forecast, so that a later change compiles nothing.
     """
     if cache.source != "builtin":
-        return WholeModel(backbone, load_user_cache(cache.source), compile_spec)
+        cls = load_user_cache(cache.source)
+        if not hasattr(cls, "bind"):
+            return WholeModel(backbone, cls, compile_spec)
+        own = cls.bind(backbone, compile_spec=compile_spec, max_patches=max_patches, batch_sizes=batch_sizes)
+        return _checked(own, cache.source)
     row = builtin_cache(cache.name)
     module, _, name = row.code.partition(":")
     code: Any = getattr(importlib.import_module(f"toto_compat.{module}"), name)
@@ -36,6 +52,18 @@ def bind(
         return WholeModel(backbone, code, compile_spec)
     bound: BoundModel = code(backbone, compile_spec, max_patches, batch_sizes)
     return bound
+
+
+def _checked(bound: Any, source: str) -> BoundModel:
+    """Refuse what a user's `bind` returned if a suite would only stumble over it later."""
+    missing = [name for name in BOUND_INTERFACE if not hasattr(bound, name)]
+    if missing:
+        raise InputError(
+            f"cache {source}: what its bind() returns has no {', '.join(missing)}",
+            hint=f"the suites use {', '.join(BOUND_INTERFACE)}; README.md has an example",
+        )
+    own: BoundModel = bound
+    return own
 
 
 def load_user_cache(source: str) -> type:

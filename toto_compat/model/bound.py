@@ -41,6 +41,7 @@ class BoundModel(Protocol):
     patch_size: int
     cache_class: str
     compiled: bool
+    draws: str  # 'toto-ts': a seed gives toto-ts's own samples; anything else: only their distribution
     observer: StepObserver | None  # entered around every model step; 0 is the prefill
 
     def generate_mean(self, series: Series, horizon_steps: int) -> Tensor: ...
@@ -92,6 +93,8 @@ class _ObservedModel:
 
 class WholeModel:
     """toto-ts's own forecaster and forward with another cache class, compiled whole as production did."""
+
+    draws = "toto-ts"
 
     def __init__(self, backbone: TotoBackbone, cache_class: type, compile_spec: CompileSpec | None) -> None:
         # A shallow copy shares every weight, so several bindings of one backbone can stand side by side.

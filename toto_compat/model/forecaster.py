@@ -56,7 +56,11 @@ def compile_toto(
     )
     if isinstance(bound, StaticModel):
         return StaticForecaster(backbone, bound)
-    assert isinstance(bound, WholeModel)
+    if not isinstance(bound, WholeModel):
+        raise InputError(
+            f"cache {cache}: it binds itself and comes with no forecaster of toto-ts's",
+            hint="call its own bind(); compile_toto takes KV caches",
+        )
     forecaster = bound.forecaster
     forecaster.eager_because = why_not_static(backbone) if cache == "fixed_size" else ""
     return forecaster

@@ -75,6 +75,7 @@ class StaticModel:
     Modes with CUDA graphs: forecast from one thread. Some releases of torch keep such graphs per thread.
     """
 
+    draws = "toto-ts"
     step_class: type[PlainStep] = StaticStep
 
     def __init__(

@@ -157,14 +157,15 @@ def grouped_events(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def history_of(results: Path, *, until: JudgedRun) -> dict[str, list[PastRow]]:
-    """Rows of the other runs in the results folder by cell name, oldest first."""
+    """Rows of the earlier runs in the results folder by cell name, oldest first."""
     dated: list[tuple[str, str, list[dict[str, Any]]]] = []
     for name in list_runs(results):
         folder = results / name
         if folder.resolve() == until.run.folder.resolve():
             continue
         info = read_model(folder / "run.json", RunInfo)
-        dated.append((info.started, name, _stored_rows(folder)))
+        if info.started <= until.run.info.started:
+            dated.append((info.started, name, _stored_rows(folder)))
     past: defaultdict[str, list[PastRow]] = defaultdict(list)
     for started, name, rows in sorted(dated, key=lambda entry: entry[:2]):
         for row in rows:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from toto_compat.contract.cell_name import CellName
-from toto_compat.errors import ExitCode, StorageError
+from toto_compat.errors import ExitCode, TotoCompatError
 from toto_compat.evidence.files import write_atomically
 from toto_compat.evidence.store import log_path
 from toto_compat.report.compatibility import as_json, compatibility
@@ -35,7 +35,7 @@ def write_compatibility(judged: JudgedRun) -> None:
     write_atomically(folder / "compatibility.md", markdown_table(judged))
     try:
         history = history_of(folder.parent, until=judged)
-    except StorageError:
+    except TotoCompatError:
         history = {}  # damage in another run must not spoil this one; `toto-compat report` names the file
     write_atomically(folder / "compatibility.html", render_page(judged, history))
 

@@ -14,7 +14,7 @@ from toto_compat.verdict.judged_run import JudgedRun
 # shape first, so that the verdict is clear without colour and in monospace alike
 MARKS = {Status.PASS: "+", Status.FAIL: "x", Status.INCONCLUSIVE: "?", Status.NOT_APPLICABLE: "-"}
 _COLOURS = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow"}
-_LEGEND = "recomp.: after warm-up/total. ~: predicted, decides nothing. Eager is the reference, not a row."
+_LEGEND = "~: predicted, decides nothing. Eager is the reference, not a row."
 
 
 def terminal_table(judged: JudgedRun, *, colour: bool = False) -> str:
@@ -29,7 +29,8 @@ def terminal_table(judged: JudgedRun, *, colour: bool = False) -> str:
         body = tabulate([headers, *rows], tablefmt="plain", disable_numparse=True, stralign="left")
         first, rest = body.split("\n", 1)
         blocks.append(f"{environment}\n{first}\n{'-' * len(first)}\n{rest}")
-    blocks.append(_LEGEND)
+    shared = [f"{_heading(column, short=True)}: {_heading(column)}." for column in columns if len(column) > 1]
+    blocks.append("\n".join([*shared, _LEGEND]))
     blocks.append(judged.decision.sentence)
     return "\n\n".join(blocks)
 

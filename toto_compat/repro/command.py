@@ -155,9 +155,7 @@ def incident_request(
         workload=workload,
         workload_folder=incident_folder,
         device=device,
-        checkpoint_folder=str(resolve_checkpoint(checkpoint, relative_to=incident_folder).folder)
-        if checkpoint
-        else None,
+        checkpoint_folder=str(resolve_checkpoint(checkpoint, relative_to=incident_folder)) if checkpoint else None,
     )
 
 

@@ -3,6 +3,7 @@
 Every problem found here is one of the environment or the machine, never evidence against a cache.
 """
 
+import re
 from collections.abc import Sequence
 
 from toto_compat.contract.request import Device, Environment
@@ -24,7 +25,8 @@ def check_gpus(name: str, environment: Environment, device: Device, gpus: Sequen
     cuda_major = int(environment.build[2:-1])
     minimum = _MINIMUM_DRIVER.get(cuda_major, 0)
     for gpu in gpus:
-        if int(gpu.driver.partition(".")[0] or 0) < minimum:
+        major = gpu.driver.partition(".")[0]
+        if major.isdigit() and int(major) < minimum:  # a driver that does not say its version is left to the probe
             raise EnvironmentBuildError(
                 f"{name}: driver {gpu.driver} is too old for {environment.build}: CUDA {cuda_major} needs {minimum}",
                 hint=f"update the NVIDIA driver to {minimum} or later, or take an environment with an older CUDA",
@@ -44,13 +46,17 @@ def check_kernels(name: str, gpu: str, architecture: str, wheel: Sequence[str]) 
 
 def wheel_runs_on(gpu: str, wheel: Sequence[str]) -> bool:
     """Tell if a GPU runs the wheel's kernels: those of its own major version with the same or a lower minor one."""
-    major, minor = _capability(gpu)
-    return any(_capability(built)[0] == major and _capability(built)[1] <= minor for built in wheel)
+    own = _capability(gpu)
+    if own is None:  # nvidia-smi did not say: the probe will see
+        return True
+    built = [capability for architecture in wheel if (capability := _capability(architecture))]
+    return any(major == own[0] and minor <= own[1] for major, minor in built)
 
 
-def _capability(architecture: str) -> tuple[int, int]:
-    digits = "".join(character for character in architecture.removeprefix("sm_") if character.isdigit())
-    return int(digits[:-1]), int(digits[-1])
+def _capability(architecture: str) -> tuple[int, int] | None:
+    """Read 'sm_86' or 'sm_90a'; None for what is no architecture."""
+    match = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", architecture)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def first_gpu() -> str:

@@ -1,30 +1,44 @@
-"""The files that a request names, as a cell sees them: read-only, and nothing beside them."""
+"""The files that a request names, as a cell sees them: copied before it starts, read-only, and nothing beside them."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from toto_compat.contract.request import CellRequest
-from toto_compat.evidence.files import cache_folder
+from toto_compat.evidence.files import cache_folder, read_bytes
 from toto_compat.matrix.user_cache import BUILTIN, split_source, user_cache_files
-from toto_compat.runtimes.source import stage_files
+from toto_compat.runtimes.source import stage
 
 
-def with_inputs(request: CellRequest, seen: Callable[[Path, str], str]) -> CellRequest:
-    """Give the request with paths as the cell sees them; `seen(path, name)` shows it a file or folder and says where.
+def staged(request: CellRequest) -> CellRequest:
+    """Give the request with the user's own cache and series copied: an edit from here on changes nothing in the run.
 
-    A cache of the user's own comes with the files of its folder that it imports, staged: what it does not import it
-    cannot read, whatever the runtime.
+    A cache comes with the files of its folder that it imports: what it does not import it cannot read, whatever the
+    runtime. Staging a second time changes nothing. Checkpoints are too large to copy.
     """
     changes: dict[str, Any] = {}
     if request.cache.source != BUILTIN:
         file, class_name = split_source(request.cache.source)
-        staged = stage_files(user_cache_files(file), cache_folder() / "caches")
-        source = f"{seen(staged, 'cache')}/{file.name}:{class_name}"
+        folder = stage(user_cache_files(file), cache_folder() / "caches")
+        changes["cache"] = request.cache.model_copy(update={"source": f"{folder / file.name}:{class_name}"})
+    if request.csv is not None:
+        path = Path(request.csv.path)
+        folder = stage({path.name: read_bytes(path)}, cache_folder() / "series")
+        changes["csv"] = request.csv.model_copy(update={"path": str(folder / path.name)})
+    return request.model_copy(update=changes)
+
+
+def with_inputs(request: CellRequest, seen: Callable[[Path, str], str]) -> CellRequest:
+    """Give the request with paths as the cell sees them; `seen(path, name)` shows it something and says where."""
+    request = staged(request)
+    changes: dict[str, Any] = {}
+    if request.cache.source != BUILTIN:
+        file, class_name = split_source(request.cache.source)
+        source = f"{seen(file.parent, 'cache')}/{file.name}:{class_name}"
         changes["cache"] = request.cache.model_copy(update={"source": source})
     if request.csv is not None:
         path = Path(request.csv.path)
-        changes["csv"] = request.csv.model_copy(update={"path": f"{seen(path, f'csv/{path.name}')}"})
+        changes["csv"] = request.csv.model_copy(update={"path": seen(path, f"csv/{path.name}")})
     if request.checkpoint_folder is not None:
         changes["checkpoint_folder"] = seen(Path(request.checkpoint_folder), "checkpoint")
     return request.model_copy(update=changes)

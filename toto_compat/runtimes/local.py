@@ -14,7 +14,7 @@ from typing import IO
 
 from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import CellResult, Failure, Provenance
-from toto_compat.errors import StorageError
+from toto_compat.errors import StorageError, TotoCompatError
 from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE, read_left_file
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
@@ -31,6 +31,7 @@ class ReadyCell:
 
     request: CellRequest
     prepared: PreparedEnvironment
+    key: str = ""  # of its result in the store, from what it was given and not from what that became meanwhile
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _run_in_scratch(
         ) from error
     try:
         return runtime.run_cell(cell.prepared, cell.request, folder, lambda line: progress.line(name, line), gpu=gpu)
-    except OSError as error:
+    except (OSError, TotoCompatError) as error:
         # the harness's own trouble with this one cell: the others go on
         return CellResult(
             cell=name,
@@ -168,7 +169,7 @@ def abandoned_scratch(scratch: Path) -> list[Path]:
 
 
 def _append_group_logs(folder: Path) -> None:
-    """Return what the processes inside the cell printed, into the one log that is kept."""
+    """Append what the processes inside the cell printed to the one log that is kept."""
     try:
         with (folder / LOG_FILE).open("ab") as kept:
             for work in (folder / "work", folder / INSIDE / "work"):

@@ -4,7 +4,6 @@ from typing import Literal
 
 from toto_compat.contract.request import Device, Limits
 from toto_compat.errors import EngineError
-from toto_compat.runtimes.docker import DockerRuntime
 from toto_compat.runtimes.seam import OnLine, Runtime
 from toto_compat.runtimes.source import CellSource
 from toto_compat.runtimes.venv import VenvRuntime
@@ -21,6 +20,9 @@ def open_runtime(
     """
     source = CellSource()
     if name != "venv":
+        # here and not above: the Docker SDK takes 0.3 s, which --runtime venv does without
+        from toto_compat.runtimes.docker import DockerRuntime
+
         try:
             return DockerRuntime(source, limits=limits, device=device, rebuild=rebuild)
         except EngineError as error:

@@ -70,7 +70,9 @@ def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: As
         for cell in selection.cells
     ]
     to_download = checkpoint if checkpoint and folder is None else None
-    cells = plan_cells(requests, runtime, store, fresh=asked.fresh or to_download is not None)
+    cells = plan_cells(requests, runtime, store, fresh=asked.fresh)
+    if to_download is not None:  # its content is part of the key
+        cells = [PlannedCell(cell.request, key="", stored=None) for cell in cells]
     on_gpus = selection.device is Device.CUDA
     jobs = asked.jobs or (len(find_gpus()) if on_gpus else min(2, core_count()))
     return make_plan(cells, runtime, store, jobs=jobs, device=selection.device, to_download=to_download)
@@ -187,6 +189,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "jobs": plan.jobs,
         "environments_to_build": list(plan.to_build),
         "obstacles": plan.obstacles,
+        "checkpoint_to_download": plan.to_download,
         "download_bytes": plan.needs.download_bytes,
         "disk_bytes": plan.needs.disk_bytes,
         "estimated_seconds": round(plan.seconds),

@@ -9,6 +9,7 @@ from toto_compat.evidence.store import CellStore, StoredCell
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.checkpoint import resolve_checkpoint
 from toto_compat.matrix.selection import Selection
+from toto_compat.runtimes.inputs import staged
 from toto_compat.runtimes.local import ReadyCell
 from toto_compat.runtimes.plan import Plan, key_of
 from toto_compat.runtimes.progress import Progress, say
@@ -28,7 +29,7 @@ def prepare_run(
     plan: Plan, selection: Selection, *, runtime: Runtime, store: CellStore, asked: Asked, progress: Progress
 ) -> PreparedRun:
     """Build what is missing. One environment that cannot be built does not stop the others; none at all is an error."""
-    checkpoint = fetch_checkpoint(selection)
+    checkpoint = fetch_checkpoint(selection) if plan.to_run else None
     environments: dict[str, PreparedEnvironment] = {}
     errors: dict[str, EnvironmentBuildError] = {}
     for name, environment in {c.request.cell.environment: c.request.environment for c in plan.to_run}.items():
@@ -36,7 +37,8 @@ def prepare_run(
             environments[name] = runtime.prepare(name, environment, progress.note)
         except EnvironmentBuildError as error:
             errors[name] = error
-            progress.note(f"{name}: cannot be used, its cells are not run")
+            log = runtime.build_log(name, environment)
+            progress.note(f"{name}: cannot be used, its cells are not run" + (f"; see {log}" if log.exists() else ""))
     if errors and not environments and not plan.reused:
         first, *others = errors.values()
         for other in others:
@@ -47,19 +49,21 @@ def prepare_run(
     failed: list[tuple[CellRequest, EnvironmentBuildError]] = []
     for cell in plan.cells:
         name = cell.request.cell.environment
-        request = cell.request.model_copy(update={"checkpoint_folder": str(checkpoint) if checkpoint else None})
-        if cell.stored is not None and request == cell.request:
+        if cell.stored is not None:
             stored.append(cell.stored)
         elif name in errors:
-            failed.append((request, errors[name]))
+            failed.append((cell.request, errors[name]))
         else:
-            prepared = environments.get(name) or runtime.prepare(name, request.environment, progress.note)
-            # of an environment that was just built, or a checkpoint just fetched, the key is known only now
-            earlier = None if asked.fresh else store.get(key_of(request, prepared.lock, runtime.source.hash))
+            request = cell.request.model_copy(update={"checkpoint_folder": str(checkpoint) if checkpoint else None})
+            # from here on the cell's own copies count, and they are what its key is of
+            request, prepared = staged(request), environments[name]
+            key = key_of(request, prepared.lock, runtime.source.hash)
+            # of an environment that was just built, or a checkpoint just fetched, the key was not known before
+            earlier = None if asked.fresh else store.get(key)
             if earlier is not None:
                 stored.append(earlier)
             else:
-                ready.append(ReadyCell(request, prepared))
+                ready.append(ReadyCell(request, prepared, key))
     return PreparedRun(tuple(stored), tuple(ready), tuple(failed))
 
 
@@ -68,4 +72,4 @@ def fetch_checkpoint(selection: Selection) -> Path | None:
     checkpoint = selection.workload.checkpoint
     if checkpoint is None:
         return None
-    return resolve_checkpoint(checkpoint, relative_to=selection.matrix_path.resolve().parent).folder
+    return resolve_checkpoint(checkpoint, relative_to=selection.matrix_path.resolve().parent)

@@ -66,12 +66,12 @@ def torch_build() -> dict[str, Any]:
         "cuda_available": torch.cuda.is_available(),
     }
     if torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability()
-        build |= {
-            "gpu": torch.cuda.get_device_name(),
-            "architecture": f"sm_{major}{minor}",
-            "gpus": torch.cuda.device_count(),
-        }
+        numbers = range(torch.cuda.device_count())
+        capabilities = [torch.cuda.get_device_capability(number) for number in numbers]
+        build["gpus"] = [
+            {"name": torch.cuda.get_device_name(number), "architecture": f"sm_{major}{minor}"}
+            for number, (major, minor) in zip(numbers, capabilities, strict=True)
+        ]
     return build
 
 

@@ -133,8 +133,8 @@ def _check_gpu_seen(name: str, torch: dict[str, Any]) -> None:
             f"{name}: torch sees no GPU although there is one",
             hint="the driver may be too old for this CUDA, or machine or engine need a restart after a driver update",
         )
-    if torch["architectures"]:
-        check_kernels(name, torch["gpu"], torch["architecture"], torch["architectures"])
+    for gpu in torch["gpus"] if torch["architectures"] else ():
+        check_kernels(name, gpu["name"], gpu["architecture"], torch["architectures"])
 
 
 def blame_probe(name: str, end: ProcessEnd, limits: Limits, *, runtime: str) -> EnvironmentBuildError:

@@ -13,9 +13,8 @@ from rich.live import Live
 from rich.text import Text
 
 from toto_compat.contract.result import Failure
+from toto_compat.contract.suites import SUITE_LINE
 
-# Printed by the cell: '::suite recompile running'. Anything else a cell prints only goes to its log.
-SUITE_LINE = "::suite "
 _HEARTBEAT_SECONDS = 30.0
 
 

@@ -14,7 +14,7 @@ from toto_compat.evidence.files import cache_folder
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.runtimes.local import abandoned_scratch
-from toto_compat.runtimes.source import staged_name
+from toto_compat.runtimes.source import read_source, staged_name
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Leftover:
 def find_leftovers(matrix: Matrix, cache: Path, *, everything: bool) -> list[Leftover]:
     """List what can go; with `everything` also what is in use, the stored results and the logs of builds."""
     needed = {venv_folder(name, environment, cache) for name, environment in matrix.environments.items()}
-    needed.add(cache / "sources" / staged_name())
+    needed.add(cache / "sources" / staged_name(read_source()))
     leftovers = []
     for folder in ("venvs", "sources"):
         for path in sorted((cache / folder).glob("*")) + sorted((cache / folder).glob(".*-*")):

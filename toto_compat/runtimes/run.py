@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from toto_compat.contract.files import utc_now
 from toto_compat.contract.request import CellRequest, Device
@@ -25,10 +26,11 @@ from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.expand import gate_limits
 from toto_compat.matrix.load import matrix_hash
 from toto_compat.matrix.selection import Selection
+from toto_compat.matrix.user_cache import BUILTIN, split_source
 from toto_compat.runtimes.executors import executor
 from toto_compat.runtimes.local import FinishedCell, ReadyCell
 from toto_compat.runtimes.machine import find_gpus
-from toto_compat.runtimes.plan import Plan, key_of
+from toto_compat.runtimes.plan import Plan
 from toto_compat.runtimes.prepare import PreparedRun
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.seam import Runtime
@@ -56,8 +58,7 @@ def run_prepared(
 
     def on_finished(cell: ReadyCell, done: FinishedCell) -> None:
         nonlocal kept
-        key = key_of(cell.request, cell.prepared.lock, runtime.source.hash)
-        stored = stored_cell(done.result, key=key, seconds=done.seconds, run=info.name)
+        stored = stored_cell(done.result, key=cell.key, seconds=done.seconds, run=info.name)
         write_cell(run_folder, stored)
         store.put(stored)
         kept += 1
@@ -94,9 +95,21 @@ def run_prepared(
 
 def stored_cell(result: CellResult, *, key: str, seconds: float, run: str) -> StoredCell:
     fields = {name: getattr(result, name) for name in CellResult.model_fields}
-    # folders of this machine that nobody finds again: results are read elsewhere
-    fields["request"] = result.request.model_copy(update={"work_folder": "", "quiet_lock": None})
+    fields["request"] = without_places(result.request)
     return StoredCell(**fields, key=key, seconds=round(seconds, 3), stored=utc_now(), ran_in=run)
+
+
+def without_places(request: CellRequest) -> CellRequest:
+    """Take out the folders of this machine, which nobody finds again: results are read elsewhere."""
+    changes: dict[str, Any] = {"work_folder": "", "quiet_lock": None}
+    if request.cache.source != BUILTIN:
+        file, class_name = split_source(request.cache.source)
+        changes["cache"] = request.cache.model_copy(update={"source": f"{file.name}:{class_name}"})
+    if request.csv is not None:
+        changes["csv"] = request.csv.model_copy(update={"path": Path(request.csv.path).name})
+    if request.checkpoint_folder is not None:
+        changes["checkpoint_folder"] = Path(request.checkpoint_folder).name
+    return request.model_copy(update=changes)
 
 
 def environment_failure(request: CellRequest, error: TotoCompatError, runtime: Runtime, run: str) -> StoredCell:

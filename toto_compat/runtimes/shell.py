@@ -15,6 +15,7 @@ from toto_compat.errors import SelectionError
 from toto_compat.evidence.files import cache_folder
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.runtimes.open import RuntimeName, open_runtime
+from toto_compat.runtimes.progress import say
 from toto_compat.runtimes.seam import AttachedCommand
 
 
@@ -36,9 +37,6 @@ def shell_command(
     chosen = named_environments(matrix, (environment,))
     if len(chosen) > 1:
         raise SelectionError(f"{environment!r} names {', '.join(chosen)}", hint="a shell is in one of them")
-
-    def say(line: str) -> None:
-        click.echo(line, err=True)
 
     ((name, wanted),) = chosen.items()
     opened = open_runtime(runtime, limits=matrix.limits, device=Device(device), say=say)

@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,58 +28,50 @@ def source_files(package: Path = PACKAGE) -> list[Path]:
     return sorted([*(package / name for name in _CELL_FILES), *inside])
 
 
-def hash_source(package: Path = PACKAGE) -> str:
-    return hash_files({path.relative_to(package).as_posix(): path for path in source_files(package)})
+def read_source(package: Path = PACKAGE) -> dict[str, bytes]:
+    """Read the package's cell side, by the path of each file in a staged copy."""
+    inside = {path: path.relative_to(package).as_posix() for path in source_files(package)}
+    return {f"{package.name}/{name}": path.read_bytes() for path, name in inside.items()}
 
 
-def hash_files(files: Mapping[str, Path]) -> str:
-    """A hash of names and contents."""
+def hash_contents(contents: Mapping[str, bytes]) -> str:
+    """Hash names and contents."""
     digest = hashlib.sha256()
-    for name, path in files.items():
-        content = path.read_bytes()
+    for name, content in contents.items():
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
 
 
 class CellSource:
-    """The cell's side of this package: its hash now, its copy when the first cell needs it."""
+    """The cell's side of this package as it was when this was made: edits during a run change nothing in it.
+
+    It is read at once and written where cells can see it when the first of them needs that.
+    """
 
     def __init__(self, package: Path = PACKAGE) -> None:
-        self._package = package
+        self._contents = read_source(package)
+        self._guard = threading.Lock()
         self._folder: Path | None = None
-        self.hash = hash_source(package)
+        self.hash = hash_contents(self._contents)
 
     @property
     def folder(self) -> Path:
-        """The staged copy, for PYTHONPATH. If the package was edited since, what was copied is what counts."""
-        if self._folder is None:
-            self._folder, self.hash = stage_source(self._package)
-        return self._folder
+        """The staged copy, for PYTHONPATH."""
+        with self._guard:
+            if self._folder is None:
+                self._folder = stage(self._contents, cache_folder() / "sources")
+            return self._folder
 
 
-def stage_source(package: Path = PACKAGE, cache: Path | None = None) -> tuple[Path, str]:
-    """Copy the package under its own hash; return the folder for PYTHONPATH and the hash."""
-    folder = stage_files(_staged_names(package), (cache or cache_folder()) / "sources")
-    return folder, hash_source(folder / package.name)
+def staged_name(contents: Mapping[str, bytes]) -> str:
+    """Name the folder that these contents are staged in."""
+    return hash_contents(contents)[:16]
 
 
-def staged_name(package: Path = PACKAGE) -> str:
-    """Name the folder that stage_source copies the package to, as the package is now."""
-    return _folder_name(_staged_names(package))
-
-
-def _staged_names(package: Path) -> dict[str, Path]:
-    return {f"{package.name}/{path.relative_to(package).as_posix()}": path for path in source_files(package)}
-
-
-def _folder_name(files: Mapping[str, Path]) -> str:
-    return hash_files(files)[:16]
-
-
-def stage_files(files: Mapping[str, Path], below: Path) -> Path:
-    """A folder below `below` that holds copies of these files (path in it -> file) and is named by their content."""
-    staged = below / _folder_name(files)
+def stage(contents: Mapping[str, bytes], below: Path) -> Path:
+    """Write these contents (path -> bytes) into a folder below `below` that is named by them; what is there stays."""
+    staged = below / staged_name(contents)
     if staged.is_dir():
         os.utime(staged)
         return staged
@@ -86,12 +79,9 @@ def stage_files(files: Mapping[str, Path], below: Path) -> Path:
         below.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=".staging-", dir=below))
         try:
-            copies = {name: building / name for name in files}
-            for name, path in files.items():
-                copies[name].parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, copies[name])
-            # an edit may have fallen between hashing and copying: what was copied names the folder
-            staged = below / _folder_name(copies)
+            for name, content in contents.items():
+                (building / name).parent.mkdir(parents=True, exist_ok=True)
+                (building / name).write_bytes(content)
             # other users (a container's uid) read it too
             building.chmod(0o755)
             try:

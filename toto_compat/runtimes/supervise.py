@@ -12,12 +12,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 OUT_OF_MEMORY_LINE = "::supervisor out_of_memory"
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 2.0  # each look walks /proc: a share of a core that a timing loop should not feel
 _GRACE_SECONDS = 5.0
+_DYING_SECONDS = 60.0  # the kernel takes its time with gigabytes; one stuck in a device must not hold us for ever
 
 
 def descendants(root: int) -> list[int]:
@@ -61,17 +63,14 @@ def end(cell: "subprocess.Popen[bytes]") -> None:
 
 
 def kill_tree() -> None:
-    """Kill until nothing is left: a process may fork between the listing and the kill."""
-    for _ in range(50):
-        pids = descendants(os.getpid())
-        if not pids:
-            return
+    """Kill until nothing is left: a process may fork between the listing and the kill, and a large one dies slowly."""
+    deadline = time.monotonic() + _DYING_SECONDS
+    while (pids := descendants(os.getpid())) and time.monotonic() < deadline:
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         reap()
+        time.sleep(0.01)
 
 
 def reap() -> None:

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-from docker.utils import parse_bytes
-
 from toto_compat.contract.files import utc_now
 from toto_compat.contract.request import CellRequest, Device, Environment, Limits, Origin
 from toto_compat.contract.result import CellResult, Provenance
@@ -104,7 +102,7 @@ class VenvRuntime:
                 env=variables | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
                 folder=folder,
                 timeout=PROBE_SECONDS,
-                memory=int(parse_bytes(self._limits.memory)),
+                memory=_bytes(self._limits.memory),
                 on_line=lambda _: None,
             )
             answer = read_answer(folder / probe.ANSWER_FILE)
@@ -134,7 +132,7 @@ class VenvRuntime:
             env=variables,
             folder=folder,
             timeout=request.profile.timeout_minutes * 60,
-            memory=int(parse_bytes(request.limits.memory)),
+            memory=_bytes(request.limits.memory),
             on_line=on_line,
         )
         known = Provenance(**origin.model_dump(), torch=prepared.environment.torch, started=started, finished=utc_now())
@@ -186,3 +184,10 @@ class VenvRuntime:
             places |= {name: os.environ[name] for name in passed_on if name in os.environ}
             places |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {}
         return {**variables, **places}
+
+
+def _bytes(amount: str) -> int:
+    # here and not above: the Docker SDK takes 0.3 s, and a plan or a rerun from the store does without
+    from docker.utils import parse_bytes
+
+    return int(parse_bytes(amount))

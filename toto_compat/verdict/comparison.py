@@ -90,6 +90,8 @@ def _compare_gate(  # noqa: PLR0911 - one return per way to compare
 ) -> GateChange:
     if old is None or new is None:
         return GateChange(gate, Change.NEW if old is None else Change.MISSING, f"{gate.value} was not judged in both")
+    if old.version and new.version and old.version != new.version:
+        return GateChange(gate, Change.SAME, f"{gate.value} was measured by versions {old.version} and {new.version}")
     decided = (Status.PASS, Status.FAIL)
     if old.status not in decided or new.status not in decided:
         return _compare_presence(gate, old, new, decided)

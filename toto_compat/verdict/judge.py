@@ -28,6 +28,7 @@ class JudgedGate:
     figure: Figure | None
     reason: str
     next_command: str = ""  # what would get the missing evidence
+    version: int = 0  # of the suite that measured it
 
     @property
     def value(self) -> float | None:
@@ -95,7 +96,8 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit) -> JudgedGate:
     figure = evidence.figures.get(gate.figure) if evidence else None
 
     def judged(status: Status, reason: str, next_command: str = "") -> JudgedGate:
-        return JudgedGate(gate, status, limit, figure, one_line(reason), next_command)
+        version = evidence.version if evidence else 0
+        return JudgedGate(gate, status, limit, figure, one_line(reason), next_command, version)
 
     if why := _does_not_apply(result, gate, figure):
         return judged(Status.NOT_APPLICABLE, why)
@@ -116,13 +118,14 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit) -> JudgedGate:
 def _does_not_apply(result: CellResult, gate: Gate, figure: Figure | None) -> str:
     """Say why the gate decides nothing on this device or in this mode, with what is predicted; empty where it does."""
     rule, request = gate.rule, result.request
-    what = rule.column.title if rule.column else gate.value
     if rule.only_on is not None and request.device is not rule.only_on:
-        if figure and figure.value is not None:
-            return f"no {what} on a CPU; {figure.kind.value} for a GPU: {_skips(figure.value)}"
-        return f"no {what} on a CPU"
+        why = rule.elsewhere or f"decides on {rule.only_on.value} only"
+        if figure is None or figure.value is None:
+            return why
+        value = rule.prediction.format(figure.value) if figure.value else rule.prediction_of_none
+        return f"{why}; {figure.kind.value} for a GPU: {value}"
     if request.cell.mode in rule.not_in_modes and (figure is None or figure.value is None):
-        return f"mode {request.cell.mode} does not use {what}"
+        return rule.in_those_modes or f"does not apply to mode {request.cell.mode}"
     return ""
 
 
@@ -135,10 +138,6 @@ def _what_torch_said(gate: Gate, evidence: SuiteEvidence) -> str:
     where = f" in {first.function}" if first.function else ""
     source = f" ({first.file}:{first.line})" if first.file and first.line is not None else ""
     return f"; first{where}{source}: {_first_line(first.reason)}"
-
-
-def _skips(count: float) -> str:
-    return "no reason to skip them" if count == 0 else f"{count:g} skipped or split"
 
 
 def _not_evidence(result: CellResult, gate: Gate, evidence: SuiteEvidence | None) -> str:
