@@ -26,8 +26,8 @@ def main(arguments):
         signal.pause()
     return int(arguments[1])
 """
-# Imported last: whether a timing loop could begin meanwhile.
-TRIAL = """
+# Imported on the way: whether a timing loop could begin meanwhile.
+SESSION = """
 import fcntl, pathlib
 lock = pathlib.Path(__file__).parents[2] / "quiet"
 with lock.open("a") as file:
@@ -42,16 +42,16 @@ with lock.open("a") as file:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ForkServer]:
     package = tmp_path / "toto_compat"
-    (package / "suites").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "suites" / "__init__.py").touch()
-    (package / "suites" / "group.py").write_text(GROUP)
-    (package / "suites" / "trial.py").write_text(TRIAL)
-    for name in ("equivalence", "recompile"):
-        (package / "suites" / f"{name}.py").touch()
+    cell = package / "cell"
+    (cell / "suites" / "equivalence").mkdir(parents=True)
+    for folder in (package, cell, cell / "suites", cell / "suites" / "equivalence"):
+        (folder / "__init__.py").touch()
+    (cell / "group.py").write_text(GROUP)
+    (cell / "session.py").write_text(SESSION)
+    for name in ("recompile", "equivalence/compare"):
+        (cell / "suites" / f"{name}.py").touch()
     for name in ("fork_server", "quiet"):
-        source = ROOT / "toto_compat" / "suites" / f"{name}.py"
-        (package / "suites" / f"{name}.py").write_bytes(source.read_bytes())
+        (cell / f"{name}.py").write_bytes((ROOT / "toto_compat" / "cell" / f"{name}.py").read_bytes())
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
     started = ForkServer(environment, tmp_path / "server.log", str(tmp_path / "quiet"))
     assert started.is_ready(), (tmp_path / "server.log").read_text()

@@ -74,20 +74,40 @@ def test_a_trial_works_under_the_lock_that_its_process_holds(tmp_path: Path, mon
 
 @pytest.mark.cell
 def test_a_finished_suite_is_saved_before_the_next_one_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from toto_compat.cell.suites import equivalence
+    from toto_compat.cell.suites.equivalence import compare
 
     def dies(*_: object) -> SuiteEvidence:
         raise SystemExit(9)
 
-    found = SuiteEvidence(suite=Suite.EQUIVALENCE, outcome=Outcome.MEASURED)
-    monkeypatch.setattr(equivalence, "run_equivalence", lambda *_: found)
-    monkeypatch.setattr(equivalence, "run_determinism", dies)
+    evidence = SuiteEvidence(suite=Suite.EQUIVALENCE, outcome=Outcome.MEASURED)
+    monkeypatch.setattr(compare, "run_compare", lambda *_: evidence)
+    monkeypatch.setattr(compare, "run_determinism", dies)
     saved: list[GroupResult] = []
     with pytest.raises(SystemExit):
-        run_group(quiet_request_in(tmp_path), Group.EQUIVALENCE, saved.append)
+        run_group(quiet_request_in(tmp_path), Group.COMPARE, saved.append)
     assert [result.tells_of(Suite.EQUIVALENCE) for result in saved] == [True]
     assert [result.tells_of(Suite.DETERMINISM) for result in saved] == [False]
     assert saved[0].facts["torch"]
+
+
+@pytest.mark.cell
+def test_a_candidate_that_turns_precision_down_is_told_with_what_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def careless(_session: Any) -> SuiteEvidence:
+        torch.set_float32_matmul_precision("medium")
+        return SuiteEvidence(suite=Suite.RECOMPILE, outcome=Outcome.MEASURED)
+
+    monkeypatch.setattr(group, "suite_function", lambda _place: careless)
+    saved: list[GroupResult] = []
+    before = torch.get_float32_matmul_precision()
+    try:
+        run_group(quiet_request_in(tmp_path, Suite.RECOMPILE), Group.OBSERVE, saved.append)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert any(one.startswith("float32_matmul_precision from") for one in saved[0].changed)
 
 
 @pytest.mark.cell

@@ -70,6 +70,8 @@ def good_result(group: Group) -> GroupResult:
                 cache_class="toto.model.util:KVCache",
                 facts={"torch": "2.13.0+cpu", "torch_git": "abc", "cuda": None},
             )
+        case Group.REFERENCE | Group.CANDIDATE:
+            return GroupResult(measurements={suite: {} for suite in suites_of(group)})
         case _:
             return GroupResult(evidence={s: SuiteEvidence(suite=s, outcome=Outcome.MEASURED) for s in suites_of(group)})
 
@@ -108,7 +110,15 @@ def run(folder: Path, groups: Groups, **options: object) -> CellResult:
 def test_a_cell_that_goes_well_has_evidence_of_every_suite(tmp_path: Path) -> None:
     groups = Groups()
     result = run(tmp_path, groups)
-    assert groups.started == ["observe", "equivalence", "speed", "memory_reference", "cudagraph"]
+    assert groups.started == [
+        "observe",
+        "reference",
+        "candidate",
+        "compare",
+        "speed",
+        "memory_reference",
+        "cudagraph",
+    ]
     assert {suite: evidence.outcome for suite, evidence in result.evidence.items()} == dict.fromkeys(
         Suite, Outcome.MEASURED
     )
@@ -160,7 +170,7 @@ def test_the_orchestrator_imports_no_torch() -> None:
 
 def test_a_group_that_crashes_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
     script = "import os, signal; print('half way', flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
-    result = run(tmp_path, Groups({Group.EQUIVALENCE: script}))
+    result = run(tmp_path, Groups({Group.COMPARE: script}))
     for suite in (Suite.EQUIVALENCE, Suite.DETERMINISM):
         evidence = result.evidence[suite]
         assert evidence.outcome is Outcome.ERROR
@@ -183,16 +193,16 @@ def test_a_crash_costs_only_the_suites_that_were_not_finished(tmp_path: Path) ->
         f"pathlib.Path(sys.argv[1]).write_text({HALF_A_RESULT!r})\n"
         "os.kill(os.getpid(), signal.SIGSEGV)"
     )
-    evidence = run(tmp_path, Groups({Group.EQUIVALENCE: script})).evidence
+    evidence = run(tmp_path, Groups({Group.COMPARE: script})).evidence
     assert evidence[Suite.EQUIVALENCE].outcome is Outcome.MEASURED
     assert evidence[Suite.DETERMINISM].outcome is Outcome.ERROR
     assert "SIGSEGV" in str(evidence[Suite.DETERMINISM].failure)
 
 
 def test_a_crash_after_the_last_suite_costs_nothing(tmp_path: Path) -> None:
-    whole = good_result(Group.EQUIVALENCE).model_dump_json()
+    whole = good_result(Group.COMPARE).model_dump_json()
     script = f"import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text({whole!r}); os.abort()"
-    evidence = run(tmp_path, Groups({Group.EQUIVALENCE: script})).evidence
+    evidence = run(tmp_path, Groups({Group.COMPARE: script})).evidence
     assert evidence[Suite.DETERMINISM].outcome is Outcome.MEASURED
 
 
@@ -216,7 +226,7 @@ class HalfWay:
 def collected_half_way(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Collected:
     monkeypatch.setattr(cell, "kill_group", lambda _process: -signal.SIGKILL)
     collected = Collected()
-    request, equivalence = request_in(folder), GroupRun(Group.EQUIVALENCE)
+    request, equivalence = request_in(folder), GroupRun(Group.COMPARE)
     try:
         run_one_group(request, equivalence, collected, allowance=60.0, starter=HalfWay(error))  # type: ignore[arg-type]
     except InterruptedCellError:
@@ -228,16 +238,16 @@ def test_a_timeout_costs_only_the_suites_that_were_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collected = collected_half_way(tmp_path, subprocess.TimeoutExpired("group", 60.0), monkeypatch)
-    assert collected.results["equivalence"].tells_of(Suite.EQUIVALENCE)
-    assert collected.failures["equivalence"].kind == "timeout"
-    runs = [GroupRun(Group.EQUIVALENCE)]
+    assert collected.results["compare"].tells_of(Suite.EQUIVALENCE)
+    assert collected.failures["compare"].kind == "timeout"
+    runs = [GroupRun(Group.COMPARE)]
     assert cell.evidence_of(Suite.EQUIVALENCE, collected, runs).outcome is Outcome.MEASURED
     assert cell.evidence_of(Suite.DETERMINISM, collected, runs).outcome is Outcome.ERROR
 
 
 def test_a_stop_costs_only_the_suites_that_were_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collected = collected_half_way(tmp_path, InterruptedCellError(), monkeypatch)
-    runs = [GroupRun(Group.EQUIVALENCE)]
+    runs = [GroupRun(Group.COMPARE)]
     assert cell.evidence_of(Suite.EQUIVALENCE, collected, runs).outcome is Outcome.MEASURED
     assert cell.evidence_of(Suite.DETERMINISM, collected, runs).outcome is Outcome.NOT_RUN
 
@@ -308,7 +318,7 @@ def test_an_old_result_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
 def test_a_forecast_that_cannot_be_compiled_is_not_timed(tmp_path: Path) -> None:
     groups = Groups(results={Group.OBSERVE: GroupResult(evidence={Suite.RECOMPILE: MODEL_FAILED})})
     result = run(tmp_path, groups)
-    assert groups.started == ["observe", "equivalence", "cudagraph"]
+    assert groups.started == ["observe", "reference", "candidate", "compare", "cudagraph"]
     assert result.evidence[Suite.RECOMPILE].outcome is Outcome.MODEL_FAILED
     assert result.evidence[Suite.SPEED].outcome is Outcome.NOT_RUN
     assert "IndexError" in str(result.evidence[Suite.SPEED].failure)
@@ -332,7 +342,13 @@ def test_one_repeat_that_fails_leaves_no_speed_to_judge(tmp_path: Path) -> None:
 
 def test_only_the_groups_of_the_suites_asked_for_run(tmp_path: Path) -> None:
     request = request_in(tmp_path, suites=(Suite.DETERMINISM, Suite.SPEED), repeats=2)
-    assert [run.name for run in plan_groups(request)] == ["equivalence", "speed", "speed-2"]
+    assert [run.name for run in plan_groups(request)] == [
+        "reference",
+        "candidate",
+        "compare",
+        "speed",
+        "speed-2",
+    ]
     request = request_in(tmp_path, suites=(Suite.MEMORY,), repeats=2)
     assert [run.name for run in plan_groups(request)] == ["speed", "memory_reference"]
 
@@ -373,10 +389,10 @@ def test_a_cell_told_to_stop_leaves_a_result_and_no_process(tmp_path: Path) -> N
     """A real orchestrator, whose groups wait for ever."""
     (tmp_path / "request.json").write_text(request_in(tmp_path / "work").model_dump_json(by_alias=True))
     program = (
-        "import sys, toto_compat.cell as cell\n"
+        "import sys, toto_compat.cell.run as cell, toto_compat.cell.__main__ as entry\n"
         "wait = 'import os, signal; print(os.getpid(), flush=True); signal.pause()'\n"
         "cell.run_cell.__kwdefaults__['command'] = lambda *_: [sys.executable, '-c', wait]\n"
-        "sys.exit(cell.main(sys.argv[1:]))\n"
+        "sys.exit(entry.main(sys.argv[1:]))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "request.json"), str(tmp_path / "result.json")],
@@ -406,7 +422,7 @@ def test_a_signal_while_the_result_is_put_together_does_not_cost_it(tmp_path: Pa
     request = request_in(tmp_path / "work", suites=(Suite.CUDAGRAPH,))
     (tmp_path / "request.json").write_text(request.model_dump_json(by_alias=True))
     program = (
-        "import os, signal, sys, toto_compat.cell as cell\n"
+        "import os, signal, sys, toto_compat.cell.run as cell, toto_compat.cell.__main__ as entry\n"
         "def signalled(function, *numbers):\n"
         "    def call(*arguments, **options):\n"
         "        for number in numbers:\n"
@@ -418,8 +434,8 @@ def test_a_signal_while_the_result_is_put_together_does_not_cost_it(tmp_path: Pa
         "command = signalled(lambda *_: [sys.executable, '-c', ''], *stops)\n"
         "cell.run_cell.__kwdefaults__['command'] = command\n"
         "cell.complete_provenance = signalled(cell.complete_provenance, *both)\n"
-        "cell.write_atomically = signalled(cell.write_atomically, *both)\n"
-        "sys.exit(cell.main(sys.argv[1:]))\n"
+        "entry.write_atomically = signalled(entry.write_atomically, *both)\n"
+        "sys.exit(entry.main(sys.argv[1:]))\n"
     )
     finished = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "request.json"), str(tmp_path / "result.json")],
@@ -433,11 +449,8 @@ def test_a_signal_while_the_result_is_put_together_does_not_cost_it(tmp_path: Pa
 
 
 def test_progress_is_told_suite_by_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path, Groups(), suites=(Suite.EQUIVALENCE,))
-    assert capsys.readouterr().out.splitlines() == [
-        "::suite equivalence start",
-        "::suite equivalence done",
-    ]
+    run(tmp_path, Groups(), suites=(Suite.RECOMPILE,))
+    assert capsys.readouterr().out.splitlines() == ["::suite recompile start", "::suite recompile done"]
 
 
 def test_every_repeat_counts_for_a_suite_that_says_so_wherever_its_row_stands(tmp_path: Path) -> None:
@@ -456,3 +469,39 @@ def test_every_repeat_counts_for_a_suite_that_says_so_wherever_its_row_stands(tm
     assert evidence[Suite.SPEED].details["forecasts_per_repeat"] == [36, 36, 36]
     assert evidence[Suite.SPEED].figures["speedup"].value == pytest.approx(0.25)
     assert [suite for suite in Suite if suite.rule.over_repeats] == [Suite.SPEED]
+
+
+def test_the_right_answers_are_out_of_the_candidates_reach_and_back_for_the_comparison(tmp_path: Path) -> None:
+    hidden = "kept-from-the-candidate/references"
+    left = good_result(Group.REFERENCE).model_dump_json()
+    folder = "import pathlib, sys; work = pathlib.Path(sys.argv[1]).parent"
+    say = f"print('there' if (work / {hidden!r}).exists() else 'gone', flush=True)"
+    scripts = {
+        Group.REFERENCE: f"{folder}; (work / {hidden!r}).parent.mkdir(); (work / {hidden!r}).write_text('42'); "
+        f"pathlib.Path(sys.argv[1]).write_text({left!r})",
+        Group.CANDIDATE: f"{folder}; {say}; pathlib.Path(sys.argv[1]).write_text({left!r})",
+        Group.COMPARE: f"{folder}; {say}; raise SystemExit(3)",
+        Group.SPEED: f"{folder}; {say}; raise SystemExit(3)",
+    }
+    run(tmp_path, Groups(scripts))
+    logs = {group: (tmp_path / f"{group.value}.log").read_text().strip() for group in scripts if group != "reference"}
+    assert logs == {Group.CANDIDATE: "gone", Group.COMPARE: "there", Group.SPEED: "gone"}
+
+
+def test_a_candidate_that_changed_switches_has_no_figures(tmp_path: Path) -> None:
+    observed = good_result(Group.OBSERVE).model_copy(update={"changed": ("float32_matmul_precision from a to b",)})
+    result = run(tmp_path, Groups(results={Group.OBSERVE: observed}))
+    figures = [figure for evidence in result.evidence.values() for figure in evidence.figures.values()]
+    assert figures
+    assert {figure.value for figure in figures} == {None}
+    assert all("float32_matmul_precision from a to b" in figure.missing for figure in figures)
+
+
+def test_a_forecast_that_raised_is_evidence_although_nothing_was_compared(tmp_path: Path) -> None:
+    failed = {
+        suite: MODEL_FAILED.model_copy(update={"suite": suite}) for suite in (Suite.EQUIVALENCE, Suite.DETERMINISM)
+    }
+    groups = Groups(results={Group.CANDIDATE: GroupResult(evidence=failed)})
+    result = run(tmp_path, groups)
+    assert "compare" not in groups.started
+    assert result.evidence[Suite.EQUIVALENCE].outcome is Outcome.MODEL_FAILED

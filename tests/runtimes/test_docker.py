@@ -72,6 +72,7 @@ def test_a_users_files_are_seen_under_paths_of_the_container(tmp_path: Path, mon
     (tmp_path / "mine.py").write_text("import tricks\n")
     (tmp_path / "tricks.py").write_text("")
     (tmp_path / "secret.py").write_text("")
+    (tmp_path / "prices.csv").write_text("t,v\n")
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "config.json").write_text("{}")
     inside, inputs = as_seen_inside(request, copy=False)
@@ -83,7 +84,7 @@ def test_a_users_files_are_seen_under_paths_of_the_container(tmp_path: Path, mon
     assert str(Path(file).with_name("tricks.py")) in mounted  # what it imports comes along, and nothing else
     assert not any("secret" in there for there in mounted)
     assert inside.csv is not None
-    assert inside.csv.path == inputs[tmp_path / "prices.csv"]
+    assert mounted[inside.csv.path].read_text() == "t,v\n"
     assert inputs[tmp_path / "weights" / "config.json"] == f"{inside.checkpoint_folder}/config.json"
     assert str(tmp_path) not in inside.model_dump_json()
 

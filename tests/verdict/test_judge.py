@@ -43,7 +43,7 @@ def test_the_first_failing_gate_in_order_decides_even_after_an_inconclusive_one(
     assert (judged.verdict, judged.decided_by) == (Status.FAIL, Gate.GRAPH_BREAKS)
 
 
-@pytest.mark.parametrize("gate", [gate for gate in Gate if gate is not Gate.CUDAGRAPHS])
+@pytest.mark.parametrize("gate", [gate for gate in GATES if gate is not Gate.CUDAGRAPHS])
 def test_missing_evidence_is_inconclusive_and_says_how_to_get_it(gate: Gate) -> None:
     missing = Figure(value=None, missing="12 timed forecasts; 30 are needed")
     judged = judge(with_figures(good_result(), {gate: missing}), GATES)
@@ -158,10 +158,10 @@ suite_states = st.sampled_from(
 @settings(deadline=None)  # the first example builds the timings
 @given(
     states=st.fixed_dictionaries(dict.fromkeys(Suite, suite_states)),
-    dropped=st.sets(st.sampled_from(list(Gate))),
+    dropped=st.sets(st.sampled_from(list(GATES))),
     build=st.sampled_from(["cpu", "cu128"]),
     mode=st.sampled_from(["default", "reduce-overhead", "max-autotune"]),
-    demanded=st.sets(st.sampled_from(list(Gate)), min_size=1),
+    demanded=st.sets(st.sampled_from(list(GATES)), min_size=1),
     cell_failed=st.booleans(),
     gpu_seen=st.booleans(),
 )
@@ -228,3 +228,11 @@ def test_reasons_are_one_line_without_control_characters() -> None:
     reason = judge(with_figures(good_result(), {Gate.MEMORY: missing}), GATES).gates[Gate.MEMORY].reason
     assert reason.isprintable()
     assert "by the kernel" in reason
+
+
+@pytest.mark.parametrize("gate", [gate for gate in Gate if gate.rule.default is None])
+def test_a_gate_without_a_default_judges_only_where_a_limit_is_set(gate: Gate) -> None:
+    result = with_figures(good_result(), {gate: 0.2})
+    assert gate not in judge(result, GATES).gates
+    for limit, status in ((0.1, Status.FAIL), (0.3, Status.PASS)):
+        assert judge(result, {**GATES, gate: GateLimit(max=limit)}).gates[gate].status is status

@@ -177,7 +177,3 @@ def test_undecided_rows_of_a_stopped_run_are_to_be_run_again_too(tmp_path: Path)
         "toto-compat matrix 'torch-2.13.0-cu128/list_index/default' --profile quick --device cuda",
         "toto-compat matrix 'torch-2.13.0-cu128/fixed_size/default' --profile quick --device cuda --fresh",
     )
-
-
-def test_the_limits_of_the_samples_are_those_of_every_gate() -> None:
-    assert set(GATES) == set(Gate)

@@ -34,6 +34,7 @@ class GroupResult(StrictModel):
     evidence: dict[Suite, SuiteEvidence] = Field(default={})
     measurements: dict[Suite, dict[str, Any]] = Field(default={})
     cache_class: str = ""
+    changed: tuple[str, ...] = ()  # switches of torch that the candidate changed beyond the cell's settings
     facts: dict[str, Any] = Field(default={})  # of torch, for the provenance
 
     def tells_of(self, suite: Suite) -> bool:
@@ -59,11 +60,14 @@ def run_group(request: CellRequest, group: Group, save: Callable[[GroupResult], 
         import torch
 
         from toto_compat.cell.session import Session
+        from toto_compat.cell.switches import changed, switches
 
         torch.set_num_threads(request.limits.threads)
-        session = Session.of(request, quiet)
+        session, before = Session.of(request, quiet), switches()
         for result in _results(session, request, group):
-            save(result.model_copy(update={"cache_class": session.cache_class, "facts": torch_facts()}))
+            touched = changed(before, switches(), request.settings) if group.rule.imports_the_candidate else ()
+            known = {"cache_class": session.cache_class, "changed": touched, "facts": torch_facts()}
+            save(result.model_copy(update=known))
 
 
 def _results(session: Any, request: CellRequest, group: Group) -> Iterator[GroupResult]:

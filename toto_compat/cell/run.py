@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -54,6 +54,25 @@ class Collected:
     results: dict[str, GroupResult] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+
+class KeptFromTheCandidate:
+    """The right answers, which no process that imports the candidate finds on the disk: it could give them back."""
+
+    def __init__(self, work: Path) -> None:
+        self._folder = work / "kept-from-the-candidate"
+        self._contents: dict[str, bytes] = {}
+
+    def hide(self) -> None:
+        for path in self._folder.glob("*"):
+            self._contents[path.name] = path.read_bytes()
+            path.unlink()
+
+    def show(self) -> None:
+        for name, content in self._contents.items():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / name).write_bytes(content)
+        self._contents.clear()
 
 
 class GroupProcess(Protocol):
@@ -166,6 +185,7 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
     deadline = time.monotonic() + request.profile.timeout_minutes * 60 * _SHARE_OF_TIMEOUT
     runs = plan_groups(request)
     starter = Starter(request, request_path, command)
+    kept = KeptFromTheCandidate(Path(request.work_folder))
     interrupted: Failure | None = None
     provenance = Provenance(**request.origin.model_dump(), started=started)
     try:
@@ -177,6 +197,7 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
             if reason is not None:
                 collected.failures[run.name] = reason
             else:
+                (kept.hide if run.group.rule.imports_the_candidate else kept.show)()
                 allowance = seconds_allowed(deadline - time.monotonic(), groups_left=len(runs) - index)
                 run_one_group(request, run, collected, allowance=allowance, starter=starter)
             say_suites(request, run, "done")
@@ -205,7 +226,11 @@ def seconds_allowed(remaining: float, *, groups_left: int) -> float:
 
 
 def reason_not_to_run(run: GroupRun, collected: Collected) -> Failure | None:
-    """A forecast that cannot be compiled has no speed: do not spend minutes on finding that out again."""
+    """Say why a group would only find out again what is known: without what it works on, or without a forecast."""
+    for name in run.group.rule.after:
+        left = collected.results.get(name)
+        if left is None or name in collected.failures or not left.measurements:
+            return Failure(kind="pointless", message=f"the {name} group left nothing to go on with")
     if not run.group.rule.pointless_if_forecast_raised:
         return None
     for result in collected.results.values():
@@ -318,7 +343,21 @@ def gathered_evidence(request: CellRequest, collected: Collected, runs: list[Gro
     }
     for suite in (suite for suite in request.profile.suites if suite.rule.combine):
         evidence[suite] = evidence_of(suite, collected, runs, of_others=evidence)
-    return {suite: evidence[suite] for suite in request.profile.suites}
+    touched = dict.fromkeys(one for result in collected.results.values() for one in result.changed)
+    return {suite: without_value(evidence[suite], touched) for suite in request.profile.suites}
+
+
+def without_value(evidence: SuiteEvidence, touched: Iterable[str]) -> SuiteEvidence:
+    """Take the figures back where the candidate changed switches of torch: they are of settings nobody asked for."""
+    told = "; ".join(touched)
+    if not told:
+        return evidence
+    why = f"the candidate changed what the cell's settings leave alone: {told}"
+    figures = {
+        name: figure.model_copy(update={"value": None, "low": None, "high": None, "missing": why})
+        for name, figure in evidence.figures.items()
+    }
+    return evidence.model_copy(update={"figures": figures, "details": {**evidence.details, "changed_switches": told}})
 
 
 def evidence_of(
@@ -331,7 +370,11 @@ def evidence_of(
     spent = [collected.seconds.get(run.name, 0.0) for run in own if last_of_group[run.group] is suite]
     seconds = round(sum(spent), 3)
     for run in own:
-        if run.name in collected.results and collected.results[run.name].tells_of(suite):
+        left = collected.results.get(run.name)
+        if left is not None and suite in left.evidence:
+            evidence = left.evidence[suite]
+            return evidence if evidence.seconds else evidence.model_copy(update={"seconds": seconds})
+        if left is not None and left.tells_of(suite):
             continue
         failure = collected.failures.get(run.name)
         if failure is None:
@@ -339,14 +382,9 @@ def evidence_of(
             return SuiteEvidence(suite=suite, outcome=Outcome.NOT_RUN, failure=failure)
         outcome = Outcome.NOT_RUN if failure.kind == "pointless" else Outcome.ERROR
         return SuiteEvidence(suite=suite, outcome=outcome, failure=failure, seconds=seconds)
-    results = [(run.group, collected.results[run.name]) for run in own]
-    for _, result in results:
-        if suite in result.evidence:
-            evidence = result.evidence[suite]
-            return evidence if evidence.seconds else evidence.model_copy(update={"seconds": seconds})
     measurements: dict[Group, list[dict[str, Any]]] = {}
-    for group, result in results:
-        measurements.setdefault(group, []).append(result.measurements[suite])
+    for run in own:
+        measurements.setdefault(run.group, []).append(collected.results[run.name].measurements[suite])
     combined: SuiteEvidence = suite_function(suite.rule.combine)(measurements, of_others or {})
     return combined.model_copy(update={"seconds": seconds, "version": suite.rule.version})
 

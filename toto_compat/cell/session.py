@@ -1,12 +1,16 @@
 """What the suites of one process share: the trial, how hard to try, and the one model that they put on trial."""
 
+import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
 
 from toto_compat.cell.quiet import QuietLock
 from toto_compat.cell.trial import Trial, blaming_the_candidate, synchronise
 from toto_compat.contract.request import CellProfile, CellRequest
+from toto_compat.contract.suites import Group, Suite
 from toto_compat.model.bound import BoundModel
 
 
@@ -17,11 +21,18 @@ class Session:
     trial: Trial
     profile: CellProfile
     bound: BoundModel | None = None  # the candidate, once it was asked for
+    work: Path = Path()  # the cell's folder, where its processes leave files for each other
     _first_forecast_s: float | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, request: CellRequest, quiet: QuietLock) -> Self:
-        return cls(Trial.of(request, quiet), request.profile)
+        return cls(Trial.of(request, quiet), request.profile, work=Path(request.work_folder))
+
+    def measured(self, suite: Suite, group: Group) -> Mapping[str, Any]:
+        """Return what an earlier process of this cell measured for a suite."""
+        left: dict[str, Any] = json.loads((self.work / f"{group.value}.json").read_text(encoding="utf-8"))
+        measurement: Mapping[str, Any] = left["measurements"][suite.value]
+        return measurement
 
     @property
     def cache_class(self) -> str:

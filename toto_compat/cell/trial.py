@@ -142,6 +142,7 @@ class Trial:
         batch: int | None = None,
         variates: int | None = None,
         groups: int | None = None,
+        seed_offset: int = 0,
         dtype: torch.dtype | None = None,
     ) -> Series:
         """The workload's series at this length (in patches), on the trial's device."""
@@ -153,6 +154,7 @@ class Trial:
             batch=batch,
             variates=variates,
             groups=groups,
+            seed_offset=seed_offset,
             csv=self.csv,
         )
         return series.to(device=self.device, dtype=dtype or self.dtype)

@@ -16,6 +16,8 @@ class GroupRule:
     variables: Mapping[str, str] = field(default_factory=dict)  # what torch reads when it is imported
     repeated: bool = False  # once per `repeats` of the profile
     pointless_if_forecast_raised: bool = False  # a forecast that cannot be compiled has no speed
+    after: tuple[str, ...] = ()  # groups whose files it works on: pointless without them
+    imports_the_candidate: bool = True  # else what it leaves behind is hidden from those that do
 
 
 class Group(Table):
@@ -28,9 +30,11 @@ class Group(Table):
     rule: GroupRule
 
     OBSERVE = "observe", GroupRule()
-    EQUIVALENCE = "equivalence", GroupRule()
+    REFERENCE = "reference", GroupRule(imports_the_candidate=False)
+    CANDIDATE = "candidate", GroupRule(after=("reference",))
+    COMPARE = "compare", GroupRule(after=("reference", "candidate"), imports_the_candidate=False)
     SPEED = "speed", GroupRule(repeated=True, pointless_if_forecast_raised=True)
-    MEMORY_REFERENCE = "memory_reference", GroupRule(pointless_if_forecast_raised=True)
+    MEMORY_REFERENCE = "memory_reference", GroupRule(pointless_if_forecast_raised=True, imports_the_candidate=False)
     # a cache hit would skip the hook that the predictor listens in
     CUDAGRAPH = "cudagraph", GroupRule(variables={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
 
@@ -54,8 +58,28 @@ class Suite(Table):
 
     rule: SuiteRule
 
-    EQUIVALENCE = "equivalence", SuiteRule(version=1, runners={Group.EQUIVALENCE: "equivalence:run_equivalence"})
-    DETERMINISM = "determinism", SuiteRule(version=1, runners={Group.EQUIVALENCE: "equivalence:run_determinism"})
+    EQUIVALENCE = (
+        "equivalence",
+        SuiteRule(
+            version=2,
+            runners={
+                Group.REFERENCE: "equivalence.reference:run_reference",
+                Group.CANDIDATE: "equivalence.candidate:run_candidate",
+                Group.COMPARE: "equivalence.compare:run_compare",
+            },
+        ),
+    )
+    DETERMINISM = (
+        "determinism",
+        SuiteRule(
+            version=2,
+            runners={
+                Group.REFERENCE: "equivalence.reference:run_reference_once",
+                Group.CANDIDATE: "equivalence.candidate:run_candidate_once",
+                Group.COMPARE: "equivalence.compare:run_determinism",
+            },
+        ),
+    )
     RECOMPILE = "recompile", SuiteRule(version=1, runners={Group.OBSERVE: "recompile:run_recompile"})
     CUDAGRAPH = "cudagraph", SuiteRule(version=1, runners={Group.CUDAGRAPH: "cudagraph:run_cudagraph"})
     # before speed, while the compiled model is all that the process of both holds

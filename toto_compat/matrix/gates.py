@@ -124,8 +124,26 @@ class Gate(Table):
         "mae_sigma",
         GateRule(
             suite=Suite.EQUIVALENCE,
-            meaning="Standard deviation of the forecast's MAE over runs by its mean.",
+            meaning="Spread of the sampled forecast's MAE over seeds (sigma / mean), beyond eager's own.",
             default=GateLimit(max=0.01),
+            nan_is_a_fault=True,
+        ),
+    )
+    MAE_DELTA = (
+        "mae_delta",
+        GateRule(
+            suite=Suite.EQUIVALENCE,
+            meaning="Difference between compiled's and eager's MAE on held-out data, over eager's.",
+            default=None,
+            nan_is_a_fault=True,
+        ),
+    )
+    MAE_TO_EAGER = (
+        "mae_to_eager",
+        GateRule(
+            suite=Suite.EQUIVALENCE,
+            meaning="Mean absolute difference between the compiled and the eager mean forecast.",
+            default=None,
             nan_is_a_fault=True,
         ),
     )

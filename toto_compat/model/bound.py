@@ -125,8 +125,23 @@ class WholeModel:
             **_arguments(series),
         )
 
-    @torch.no_grad()
     def teacher_forced(self, series: Series, truth: Tensor) -> list[dict[str, Tensor]]:
+        return [_last_patch_parameters(output.distribution, self.patch_size) for output in self._forced(series, truth)]
+
+    def predictive(self, series: Series, truth: Tensor) -> list[dict[str, Tensor]]:
+        """The same with the location and scale that turn the distribution into the series' own units."""
+        predicted = []
+        for output in self._forced(series, truth):
+            parameters = _last_patch_parameters(output.distribution, self.patch_size)
+            last = slice(-self.patch_size, None) if output.loc.shape[-1] > 1 else slice(None)
+            predicted.append(
+                {**parameters, "affine_loc": output.loc[..., last], "affine_scale": output.scale[..., last]}
+            )
+        return predicted
+
+    @torch.no_grad()
+    def _forced(self, series: Series, truth: Tensor) -> list[Any]:
+        """The model's output for each patch of `truth`, given the context and the truth before it."""
         batch, variates, context = series.inputs.shape
         values = torch.cat([series.inputs, truth.to(series.inputs)], dim=-1)
         padding = torch.cat([series.padding_mask, torch.ones_like(truth, dtype=torch.bool)], dim=-1)
@@ -138,18 +153,16 @@ class WholeModel:
             device=values.device,
             dtype=values.dtype,
         )
-        parameters = []
-        for step in range(truth.shape[-1] // self.patch_size):
-            end = context + step * self.patch_size
-            distribution = self.forecaster.model(
+        return [
+            self.forecaster.model(
                 inputs=values[..., :end].contiguous(),
                 input_padding_mask=padding[..., :end].contiguous(),
                 id_mask=ids[..., :end].contiguous(),
                 kv_cache=cache,
                 scaling_prefix_length=context,
-            ).distribution
-            parameters.append(_last_patch_parameters(distribution, self.patch_size))
-        return parameters
+            )
+            for end in range(context, context + truth.shape[-1], self.patch_size)
+        ]
 
 
 def _arguments(series: Series) -> dict[str, Tensor]:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tests.cell.small_trials import UNLOWERED, WORKLOAD, trial_of
-from toto_compat.cell.suites.equivalence import CONTROL, Scenario, compare, equivalence_figure, quantities, reference_on
+from toto_compat.cell.suites.equivalence.compare import CONTROL, compare, equivalence_figure
+from toto_compat.cell.suites.equivalence.reference import quantities, reference_on
+from toto_compat.cell.suites.equivalence.scenarios import Scenario, series_of
 from toto_compat.cell.suites.recompile import count_compilations
 from toto_compat.cell.suites.speed import Contestant, SpeedRun, speed_evidence, time_in_turns
 from toto_compat.contract.caches import SABOTAGES
@@ -56,11 +58,11 @@ def equivalence_of(cache: str) -> float:
     trial = trial_of(cache)
     eager, exact = trial.eager(), trial.eager(dtype=torch.float64)
     reference = reference_on(trial, eager, exact, SCENARIO)
-    candidate = trial.eager(trial.cache)
-    candidate.generate_mean(reference.series, SCENARIO.horizon * candidate.patch_size)  # a reset can only forget then
-    found = compare(SCENARIO.name, quantities(candidate, reference.series, reference.truth), reference)
-    control = compare(SCENARIO.name, quantities(trial.eager(CONTROL), reference.series, reference.truth), reference)
-    figure = equivalence_figure(found, control)
+    candidate, series = trial.eager(trial.cache), series_of(trial, SCENARIO, eager.patch_size)
+    candidate.generate_mean(series, SCENARIO.horizon * candidate.patch_size)  # a reset can only forget then
+    compared = compare(SCENARIO.name, quantities(candidate, series, reference.truth), reference)
+    control = compare(SCENARIO.name, quantities(trial.eager(CONTROL), series, reference.truth), reference)
+    figure = equivalence_figure(compared, [control])
     assert figure.value is not None, figure.missing
     return figure.value
 

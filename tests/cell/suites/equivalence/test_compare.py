@@ -1,0 +1,142 @@
+"""The comparison on the real tiny model: limits that eager itself sets, faults that show."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cell.small_trials import trial_of
+from toto_compat.cell.session import Session
+from toto_compat.cell.suites.equivalence.compare import Comparison, Errors, compare, equivalence_figure, errors_between
+from toto_compat.cell.suites.equivalence.reference import Reference, quantities, reference_on, run_reference
+from toto_compat.cell.suites.equivalence.scenarios import Scenario, pair_of, scenarios_of, series_of
+from toto_compat.cell.switches import numerics
+from toto_compat.cell.trial import Trial
+from toto_compat.contract.request import CellProfile, Workload
+from toto_compat.model.bound import BoundModel
+
+pytestmark = pytest.mark.cell
+
+SCENARIO = Scenario("small", context=4, horizon=3, batch=2, variates=2, groups=2)
+
+
+def ratio_of(ratio: float) -> Comparison:
+    return Comparison(scenario="s", quantity="q", error=ratio, limit=1.0, ratio=ratio)
+
+
+def test_lengths_mixed_shapes_and_rows_of_samples_are_all_there_with_eight_decode_steps() -> None:
+    scenarios = [one for one in scenarios_of(Workload(), (1, 2, 16, 128)) if one.kind == "ordinary"]
+    assert [scenario.context for scenario in scenarios[:4]] == [16, 32, 48, 64]
+    assert {scenario.batch for scenario in scenarios[4:]} == {2, 3, 16, 128}
+    assert any(scenario.groups > 1 for scenario in scenarios)
+    assert all(scenario.horizon >= 9 for scenario in scenarios)
+
+
+def test_two_series_of_one_shape_have_other_values() -> None:
+    trial = trial_of("upstream")
+    first, second = (series_of(trial, scenario, 32) for scenario in pair_of(trial.workload))
+    assert first.inputs.shape == second.inputs.shape
+    assert not torch.equal(first.inputs, second.inputs)
+
+
+def test_a_control_that_passes_makes_the_figure_missing() -> None:
+    for controls in ([[ratio_of(0.9)], [ratio_of(9.0)]], [[ratio_of(9.0)], [ratio_of(0.9)]], [[ratio_of(9.0)], []]):
+        figure = equivalence_figure([ratio_of(0.2)], controls)
+        assert figure.value is None
+        assert "positive control" in figure.missing
+
+
+def test_the_worst_comparison_is_the_figure() -> None:
+    assert equivalence_figure([ratio_of(0.2), ratio_of(0.7)], [[ratio_of(50.0)]]).value == 0.7
+
+
+def test_a_candidate_that_gives_no_answer_is_infinitely_wrong() -> None:
+    exact = {"mean_forecast": torch.ones(2)}
+    [compared] = compare("s", {}, Reference(torch.ones(2), exact, exact, (exact,)))
+    assert compared.ratio == math.inf
+
+
+class Overflowing:
+    """Upstream eager, but with one value of every forecast and sample set to what is not finite."""
+
+    def __init__(self, eager: BoundModel, value: float) -> None:
+        self.patch_size = eager.patch_size
+        self._eager = eager
+        self._value = value
+
+    def _spoilt(self, values: torch.Tensor) -> torch.Tensor:
+        values = values.contiguous()
+        values.view(-1)[0] = self._value
+        return values
+
+    def teacher_forced(self, *arguments: object) -> object:
+        return self._eager.teacher_forced(*arguments)  # type: ignore[arg-type]
+
+    def generate_mean(self, *arguments: object) -> torch.Tensor:
+        return self._spoilt(self._eager.generate_mean(*arguments))  # type: ignore[arg-type]
+
+    def generate_samples(self, *arguments: object, **options: object) -> torch.Tensor:
+        return self._spoilt(self._eager.generate_samples(*arguments, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_reference_that_is_not_finite_is_no_reference(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: float
+) -> None:
+    trial, finite = trial_of("upstream"), Trial.eager
+    monkeypatch.setattr(Trial, "eager", lambda *given, **options: Overflowing(finite(*given, **options), value))
+    made = run_reference(Session(trial, CellProfile(iterations=2), work=tmp_path))
+    assert made.scenarios == ()
+    assert "context 4" in made.not_finite
+    figure = equivalence_figure([], [], made.not_finite)
+    assert figure.value is None
+    assert figure.missing.startswith("upstream eager is not finite on context 4")
+
+
+@pytest.mark.parametrize("part", ["exact", "eager", "nudged"])
+def test_every_part_of_a_reference_has_to_be_finite(part: str) -> None:
+    fine, broken = {"loc": torch.ones(2)}, {"loc": torch.tensor([1.0, math.inf])}
+    parts: dict[str, Any] = {"exact": fine, "eager": fine, "nudged": (fine, fine)}
+    assert Reference(torch.ones(2), **parts).finite
+    parts[part] = (fine, broken) if part == "nudged" else broken
+    assert not Reference(torch.ones(2), **parts).finite
+
+
+def test_not_a_number_is_infinitely_wrong() -> None:
+    trial = trial_of("upstream")
+    reference = reference_on(trial, trial.eager(), trial.eager(dtype=torch.float64), SCENARIO)
+    broken = {name: value.clone() for name, value in reference.eager.items()}
+    broken["decode.loc"].view(-1)[3] = math.nan
+    ratios = {c.quantity: c.ratio for c in compare("small", broken, reference)}
+    assert ratios["decode.loc"] == math.inf
+    assert ratios["forward.loc"] <= 1.0
+
+
+def test_another_shape_is_infinitely_wrong() -> None:
+    assert errors_between(torch.zeros(2, 3), torch.zeros(3, 2)).max == math.inf
+
+
+def test_errors_are_what_they_are_called() -> None:
+    found = errors_between(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 2.0]))
+    assert found == Errors(mae=1.5, rmse=found.rmse, mape=0.75, max=2.0)
+    assert found.rmse == pytest.approx(math.sqrt(2.5))
+
+
+def test_parameters_of_the_transformer_are_compared_and_not_the_scaler() -> None:
+    """A model whose last layer is off must show in every parameter: the scaler's outputs would not move."""
+    trial = trial_of("upstream")
+    eager = trial.eager()
+    reference = reference_on(trial, eager, trial.eager(dtype=torch.float64), SCENARIO)
+    broken = trial.eager()
+    with torch.no_grad():
+        broken.model.unembed.weight.mul_(1.001)  # type: ignore[attr-defined]
+    series = series_of(trial, SCENARIO, eager.patch_size)
+    worst = {c.quantity: c.ratio for c in compare("small", quantities(broken, series, reference.truth), reference)}
+    assert all(worst[f"forward.{name}"] > 1.0 for name in ("df", "loc", "scale", "probs"))
+    assert all(worst[f"decode.{name}"] > 1.0 for name in ("df", "loc", "scale", "probs"))
+
+
+def test_the_switches_that_change_rounding_are_recorded() -> None:
+    assert {"tf32_matmul", "tf32_cudnn", "sdpa_flash", "float32_matmul_precision"} <= numerics().keys()

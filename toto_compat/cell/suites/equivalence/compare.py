@@ -1,0 +1,366 @@
+"""The comparison, where the candidate was never imported: its answers against upstream eager's, each with a limit.
+
+A limit is what eager itself does: its distance to a float64 reference, and how far it moves when its inputs move by one
+unit in the last place. The figure is the worst error over its limit.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from toto_compat.cell.session import Session
+from toto_compat.cell.suites.equivalence.candidate import (
+    AGAIN,
+    CandidateAsked,
+    answers_file,
+    sample_seeds,
+    sampled,
+    samples_file,
+)
+from toto_compat.cell.suites.equivalence.exchange import load_tensors
+from toto_compat.cell.suites.equivalence.reference import Reference, load_references, quantities
+from toto_compat.cell.suites.equivalence.samples import Finding, findings, places
+from toto_compat.cell.suites.equivalence.scenarios import Scenario, all_scenarios, pair_of, series_of
+from toto_compat.cell.switches import numerics
+from toto_compat.cell.trial import Trial
+from toto_compat.contract.request import CacheRequest
+from toto_compat.contract.result import Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.statistics import ratio_to_limit, relative_spread
+from toto_compat.contract.suites import Group, Suite
+from toto_compat.model.bound import BoundModel, WholeModel
+from toto_compat.model.series import Series
+
+METHOD = (
+    "distribution parameters under teacher forcing (upstream eager's own forecast fed to all) and the free-running "
+    "mean forecast, RMSE to a float64 upstream-eager reference over max(2x eager's own error, error of eager with "
+    "inputs moved by one ulp); one series again after another, after other shapes, after an exception, after a break "
+    "and in a second thread, exactly; samples by their places in the distributions that eager gives them; worst ratio; "
+    "NaN is infinite"
+)
+# Twice: a compiled kernel adds in another order than eager does, which is as right as eager's. This project's choice.
+EAGERS_OWN_ERRORS = 2.0
+CONTROL = CacheRequest(name="sabotaged:position_off_by_one", source="builtin")
+CONTROL_SPREAD = 0.6  # of the samples' positive control: eager's own draws, drawn together
+_SAME_DRAWS = 0.9  # of the first patch, where a binding says that its seeds are toto-ts's: few draws flip by rounding
+
+
+@dataclass(frozen=True)
+class Errors:
+    mae: float
+    rmse: float
+    mape: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One thing compared. `ratio` above 1 means that the candidate is worse than eager's own noise allows."""
+
+    scenario: str
+    quantity: str
+    error: float
+    limit: float
+    ratio: float
+    to_eager: Errors | None = None
+    elements: int = 0
+    told: str = ""
+
+
+def run_compare(session: Session) -> SuiteEvidence:
+    """Compare all that the candidate answered, and prove on a sabotage that a wrong answer would have shown."""
+    trial = session.trial
+    asked = CandidateAsked.model_validate(session.measured(Suite.EQUIVALENCE, Group.CANDIDATE))
+    references, answers = load_references(session.work), load_tensors(answers_file(session.work))
+    first = pair_of(trial.workload)[0]
+    required = {scenario.name for scenario in all_scenarios(trial) if not scenario.may_lack_a_reference}
+    missing = sorted(required - set(references))
+    comparisons: list[Comparison] = []
+    control: list[Comparison] = []
+    for name, reference in references.items():
+        comparisons += compare(name, answers.get(name, {}), reference)
+        trial.quiet.give_way()
+    if first.name in references:
+        comparisons += compare_again(first, answers.get(first.name, {}), references[first.name], asked)
+        control = compare_control(trial, first, references[first.name])
+    eager = trial.eager()
+    assert isinstance(eager, WholeModel)
+    drawn, draws_control = compare_samples(session, eager, asked)
+    return SuiteEvidence(
+        suite=Suite.EQUIVALENCE,
+        outcome=Outcome.MEASURED,
+        method=METHOD,
+        figures={
+            "equivalence": equivalence_figure([*comparisons, *drawn], [control, draws_control], missing),
+            "equivalence_control": _control_figure(control, CONTROL.name, missing),
+            "samples_control": _control_figure(draws_control, f"eager's draws at {CONTROL_SPREAD} of their spread", []),
+            **mae_figures(session, eager, answers.get(first.name, {})),
+        },
+        details={
+            "comparisons": [asdict(comparison) for comparison in (*comparisons, *drawn)],
+            "control": [asdict(comparison) for comparison in (*control, *draws_control)],
+            "without_a_reference": sorted({scenario.name for scenario in all_scenarios(trial)} - set(references)),
+            "thread_refused": asked.thread_refused,
+            "draws": asked.draws,
+            "numerics": numerics(),
+        },
+    )
+
+
+# --- parameters and means ---------------------------------------------------------------------------------------------
+
+
+def compare(scenario: str, candidate: Mapping[str, Tensor], reference: Reference) -> list[Comparison]:
+    """Hold each quantity's error to the float64 reference against what eager's own noise allows."""
+    return [_compared(scenario, name, candidate.get(name), reference) for name in reference.exact]
+
+
+def _compared(scenario: str, name: str, candidate: Tensor | None, reference: Reference) -> Comparison:
+    exact = reference.exact[name]
+
+    def distance(other: Tensor) -> float:
+        # RMSE: the largest of thousands of rounding errors swings by itself, and a wrong value shows here all the same
+        return errors_between(other, exact).rmse
+
+    error = distance(candidate) if candidate is not None else math.inf
+    own = EAGERS_OWN_ERRORS * distance(reference.eager[name])
+    limit = max(own, *(distance(nudged[name]) for nudged in reference.nudged))
+    return Comparison(
+        scenario=scenario,
+        quantity=name,
+        error=error,
+        limit=limit,
+        ratio=ratio_to_limit(error, limit),
+        to_eager=errors_between(candidate, reference.eager[name]) if candidate is not None else None,
+        elements=exact.numel(),
+        told="" if candidate is not None else "the candidate gave no answer",
+    )
+
+
+def compare_again(
+    first: Scenario, answers: Mapping[str, Tensor], reference: Reference, asked: CandidateAsked
+) -> list[Comparison]:
+    """Hold later forecasts of the first series against its first one: nothing that came between may show.
+
+    A second thread may be refused with an error. Where devices do not repeat exactly, the reference's limit holds.
+    """
+    forecast = answers.get("mean_forecast")
+    compared = []
+    for how in AGAIN:
+        again = answers.get(how)
+        if again is None and how == "again_in_a_thread" and asked.thread_refused:
+            continue
+        if forecast is None or again is None:
+            compared.append(Comparison(first.name, how, math.inf, 0.0, math.inf, told="no answer"))
+            continue
+        error = errors_between(again, forecast).max
+        if error and forecast.device.type != "cpu":
+            compared.append(_compared(first.name, "mean_forecast", again, reference))
+        else:
+            compared.append(Comparison(first.name, how, error, 0.0, ratio_to_limit(error, 0.0)))
+    return compared
+
+
+def compare_control(trial: Trial, first: Scenario, reference: Reference) -> list[Comparison]:
+    """The same for a cache that is wrong on purpose, eager: it must not pass."""
+    model = trial.eager(CONTROL)
+    series = series_of(trial, first, model.patch_size)
+    return compare(first.name, quantities(model, series, reference.truth.to(series.inputs.device)), reference)
+
+
+def errors_between(values: Tensor, reference: Tensor) -> Errors:
+    """Not a number anywhere is not a number everywhere, and counts as infinite later."""
+    if values.shape != reference.shape:
+        return Errors(math.inf, math.inf, math.inf, math.inf)
+    difference = (values.double() - reference.double()).abs()
+    magnitude = reference.double().abs().clamp_min(torch.finfo(torch.float32).tiny)
+    return Errors(
+        mae=float(difference.mean()),
+        rmse=float(difference.square().mean().sqrt()),
+        mape=float((difference / magnitude).mean()),
+        max=float(difference.max()),
+    )
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def compare_samples(
+    session: Session, eager: WholeModel, asked: CandidateAsked
+) -> tuple[list[Comparison], list[Comparison]]:
+    """Judge the candidate's draws by eager, and eager's own drawn together as the control that must not pass."""
+    trial = session.trial
+    drawn = load_tensors(samples_file(session.work))
+    compared: list[Comparison] = []
+    control: list[Comparison] = []
+    for scenario in pair_of(trial.workload):
+        series = series_of(trial, scenario, eager.patch_size)
+        for seed in sample_seeds(trial, session.profile.iterations):
+            samples = drawn.get(scenario.name, {}).get(str(seed))
+            own = sampled(eager, series, trial, seed=seed)
+            compared += judged_draws(scenario.name, eager, series, samples, own)
+            if asked.draws == "toto-ts" and samples is not None:
+                compared.append(_seed_for_seed(scenario.name, samples, own, eager.patch_size))
+            if not control:
+                centre = own.mean(dim=-1, keepdim=True)
+                control = judged_draws(scenario.name, eager, series, centre + CONTROL_SPREAD * (own - centre), own)
+            trial.quiet.give_way()
+    return compared, control
+
+
+def judged_draws(
+    scenario: str, eager: WholeModel, series: Series, samples: Tensor | None, own: Tensor
+) -> list[Comparison]:
+    """Every test of the draws' places, as comparisons; draws of another shape or not finite are no draws at all."""
+    if samples is None or samples.shape != own.shape or not samples.isfinite().all():
+        return [Comparison(scenario, "samples", math.inf, 1.0, math.inf, told="no samples, or not finite ones")]
+    tested: Sequence[Finding] = findings(places(eager, series, samples))
+    return [
+        Comparison(scenario, f"samples: {one.test}", one.ratio, 1.0, one.ratio, elements=samples.numel(), told=one.told)
+        for one in tested
+    ]
+
+
+def _seed_for_seed(scenario: str, samples: Tensor, own: Tensor, patch_size: int) -> Comparison:
+    """The share of the first patch's draws that are toto-ts's own under the same seed."""
+    first, theirs = samples[:, :, :patch_size], own[:, :, :patch_size]
+    spread = theirs.std(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    share = float((((first - theirs).abs() / spread) < 1e-2).double().mean())
+    error, limit = 1.0 - share, 1.0 - _SAME_DRAWS
+    return Comparison(
+        scenario, "samples: seed for seed", error, limit, ratio_to_limit(error, limit), elements=first.numel()
+    )
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def equivalence_figure(
+    comparisons: Sequence[Comparison], controls: Sequence[Sequence[Comparison]], missing: Sequence[str] = ()
+) -> Figure:
+    """The worst ratio; nothing without a reference, nor when a sabotage passed: then the comparison cannot see."""
+    if missing:
+        return _missing_reference(missing)
+    for control in controls:
+        ratio = worst_ratio(control)
+        if not ratio > 1.0:
+            return Figure(
+                value=None,
+                missing=f"a positive control stayed within the limit ({ratio:.3g}): this comparison cannot tell a "
+                "wrong forecast from a right one here",
+            )
+    worst = max(comparisons, key=lambda comparison: comparison.ratio)
+    return Figure(
+        value=worst.ratio,
+        method=f"worst of {len(comparisons)} comparisons: {worst.quantity}, {worst.scenario}; "
+        f"error {worst.error:.3g}, limit {worst.limit:.3g}{'; ' + worst.told if worst.told else ''}",
+    )
+
+
+def worst_ratio(comparisons: Sequence[Comparison]) -> float:
+    return max((comparison.ratio for comparison in comparisons), default=0.0)
+
+
+def _control_figure(control: Sequence[Comparison], name: str, missing: Sequence[str]) -> Figure:
+    if not control:
+        return _missing_reference(missing or ["the first scenario"])
+    return Figure(value=worst_ratio(control), kind=Kind.MEASURED, method=f"the same for {name}: must exceed 1")
+
+
+def _missing_reference(scenarios: Sequence[str]) -> Figure:
+    return Figure(value=None, missing=f"upstream eager is not finite on {'; '.join(scenarios)}")
+
+
+def mae_figures(session: Session, eager: WholeModel, answers: Mapping[str, Tensor]) -> dict[str, Figure]:
+    """The user's own criteria: errors on held-out data, compiled against eager, and their spread over seeds."""
+    trial = session.trial
+    first = pair_of(trial.workload)[0]
+    series = series_of(trial, first, eager.patch_size)
+    held_out = series.truth.double().cpu()
+    forecast = answers.get("mean_forecast")
+    own = eager.generate_mean(series, held_out.shape[-1]).double().cpu()
+    own_mae = float((own - held_out).abs().mean())
+    if forecast is None or not math.isfinite(own_mae):
+        return dict.fromkeys(("mae", "mae_delta", "mae_to_eager", "mae_sigma"), _missing_reference([first.name]))
+    mae = float((forecast - held_out).abs().mean())
+    return {
+        "mae": Figure(value=mae, method="of the mean forecast against the held-out truth"),
+        "mae_delta": Figure(
+            value=abs(mae - own_mae) / own_mae if own_mae else math.inf,
+            method="difference of compiled's and eager's MAE on held-out data over eager's",
+        ),
+        "mae_to_eager": Figure(
+            value=float((forecast - own).abs().mean()), method="mean absolute difference to eager's mean forecast"
+        ),
+        "mae_sigma": _mae_sigma(session, eager),
+    }
+
+
+def _mae_sigma(session: Session, eager: WholeModel) -> Figure:
+    """How much more the error of sampled forecasts swings over seeds than eager's does."""
+    trial = session.trial
+    first = pair_of(trial.workload)[0]
+    drawn = load_tensors(samples_file(session.work)).get(first.name, {})
+    series = series_of(trial, first, eager.patch_size)
+    steps = trial.workload.horizon_patches[0] * eager.patch_size
+    held_out = series.truth[..., :steps].double().cpu()
+
+    def mae(samples: Tensor) -> float:
+        return float((samples.cpu().median(dim=-1).values - held_out).abs().mean())
+
+    seeds = sample_seeds(trial, session.profile.iterations)
+    if any(str(seed) not in drawn for seed in seeds):
+        return Figure(value=None, missing="the candidate left no samples")
+    theirs = relative_spread([mae(drawn[str(seed)]) for seed in seeds])
+    own = relative_spread([mae(sampled(eager, series, trial, seed=seed)) for seed in seeds])
+    return Figure(
+        value=max(0.0, theirs - own) if math.isfinite(theirs) else math.inf,
+        method=f"sigma / mean of the sampled forecast's MAE over {len(seeds)} seeds ({theirs:.3g}), beyond eager's own "
+        f"({own:.3g})",
+    )
+
+
+# --- determinism ------------------------------------------------------------------------------------------------------
+
+
+def run_determinism(session: Session) -> SuiteEvidence:
+    """Find the largest difference between two runs of one seed in one process; nothing where eager differs itself."""
+    trial = session.trial
+    first = pair_of(trial.workload)[0]
+    seed = sample_seeds(trial, session.profile.iterations)[0]
+    answers = load_tensors(answers_file(session.work)).get(first.name, {})
+    drawn = load_tensors(samples_file(session.work)).get(first.name, {})
+    eager = _eager_twice(trial, trial.eager(), first, seed)
+    compiled = _largest(
+        [(answers.get("mean_forecast"), answers.get("again")), (drawn.get(str(seed)), drawn.get("again"))]
+    )
+    if not math.isfinite(eager):
+        figure = _missing_reference([first.name])
+    elif eager != 0.0:
+        figure = Figure(value=None, missing=f"upstream eager differs from itself by {eager:.3g} on this device")
+    else:
+        method = "largest absolute difference, mean forecast and samples, two runs with one seed"
+        figure = Figure(value=compiled, method=method)
+    return SuiteEvidence(
+        suite=Suite.DETERMINISM,
+        outcome=Outcome.MEASURED,
+        method="two runs, one seed, one process",
+        figures={"determinism": figure},
+        details={"largest_difference": {"eager": eager, "compiled": compiled}},
+    )
+
+
+def _eager_twice(trial: Trial, model: BoundModel, first: Scenario, seed: int) -> float:
+    series = series_of(trial, first, model.patch_size)
+    means = [model.generate_mean(series, first.horizon * model.patch_size) for _ in range(2)]
+    samples = [sampled(model, series, trial, seed=seed) for _ in range(2)]
+    return _largest([(means[0], means[1]), (samples[0], samples[1])])
+
+
+def _largest(pairs: Sequence[tuple[Tensor | None, Tensor | None]]) -> float:
+    differences = [
+        float((one - other).abs().max()) if one is not None and other is not None else math.inf for one, other in pairs
+    ]
+    return math.inf if any(map(math.isnan, differences)) else max(differences)

@@ -1,0 +1,137 @@
+"""Upstream eager's own answers: what a right forecast is, and how far eager itself strays from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from toto_compat.cell.session import Session
+from toto_compat.cell.suites.equivalence.exchange import Tensors, load_tensors, save_tensors
+from toto_compat.cell.suites.equivalence.scenarios import Scenario, all_scenarios, series_of
+from toto_compat.cell.trial import Trial
+from toto_compat.contract.strict_model import StrictModel
+from toto_compat.model.bound import BoundModel
+from toto_compat.model.series import Series
+
+# Another seed each: a null of one draw would be as good as luck.
+NUDGES = (0, 1, 2)
+
+
+class ReferenceMade(StrictModel):
+    """Says which scenarios have a reference; upstream eager itself is not finite on the others."""
+
+    scenarios: tuple[str, ...]
+    not_finite: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Upstream eager on one scenario: its float64 truth, its own forecast, and itself on nudged inputs."""
+
+    truth: Tensor  # eager's own mean forecast: the values fed to everybody under teacher forcing
+    exact: Mapping[str, Tensor]
+    eager: Mapping[str, Tensor]
+    nudged: tuple[Mapping[str, Tensor], ...]
+
+    @property
+    def finite(self) -> bool:
+        """Tell whether there is something to compare with: a limit that is not finite would decide by itself."""
+        return all(
+            bool(tensor.isfinite().all())
+            for tensors in (self.exact, self.eager, *self.nudged)
+            for tensor in tensors.values()
+        )
+
+
+class NotFiniteError(Exception):
+    """Upstream eager itself is not finite there: no fault of the candidate, and nothing to compare it with."""
+
+
+def truths_file(work: Path) -> Path:
+    """Name the file of what is fed under teacher forcing; the candidate may read it."""
+    return work / "equivalence" / "truths.safetensors"
+
+
+def references_file(work: Path) -> Path:
+    """Name the file of the right answers; it is not there while the candidate runs."""
+    return work / "kept-from-the-candidate" / "references.safetensors"
+
+
+def run_reference(session: Session) -> ReferenceMade:
+    """Ask upstream eager every scenario and leave its answers in two files."""
+    trial = session.trial
+    eager, exact = trial.eager(), trial.eager(dtype=torch.float64)
+    truths: Tensors = {}
+    answers: Tensors = {}
+    not_finite: list[str] = []
+    for scenario in all_scenarios(trial):
+        try:
+            reference = reference_on(trial, eager, exact, scenario)
+        except NotFiniteError:
+            not_finite.append(scenario.name)
+            continue
+        truths[scenario.name] = {"truth": reference.truth}
+        parts = {"exact": reference.exact, "eager": reference.eager}
+        parts |= {f"nudged{number}": nudged for number, nudged in enumerate(reference.nudged)}
+        answers[scenario.name] = {
+            f"{part}:{name}": values for part, named in parts.items() for name, values in named.items()
+        }
+        trial.quiet.give_way()
+    save_tensors(truths_file(session.work), truths)
+    save_tensors(references_file(session.work), answers)
+    return ReferenceMade(scenarios=tuple(truths), not_finite=tuple(not_finite))
+
+
+def run_reference_once(session: Session) -> ReferenceMade:
+    """Do the same for a suite that shares the process with the one before it."""
+    if references_file(session.work).exists():
+        return ReferenceMade(scenarios=(), not_finite=())
+    return run_reference(session)
+
+
+def load_references(work: Path) -> dict[str, Reference]:
+    """Read back what `run_reference` left."""
+    truths = load_tensors(truths_file(work))
+    references = {}
+    for scenario, named in load_tensors(references_file(work)).items():
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key, values in named.items():
+            part, _, name = key.partition(":")
+            parts.setdefault(part, {})[name] = values
+        nudged = tuple(parts[f"nudged{number}"] for number in range(len(NUDGES)))
+        references[scenario] = Reference(truths[scenario]["truth"], parts["exact"], parts["eager"], nudged)
+    return references
+
+
+def reference_on(trial: Trial, eager: BoundModel, exact: BoundModel, scenario: Scenario) -> Reference:
+    """Ask upstream eager one scenario; NotFiniteError if it has no answer to hold anybody to."""
+    series = series_of(trial, scenario, eager.patch_size)
+    try:
+        truth = eager.generate_mean(series, scenario.horizon * eager.patch_size)
+    except (ValueError, AssertionError) as error:  # toto-ts raises on NaN in its distribution
+        raise NotFiniteError(scenario.name) from error
+    if not truth.isfinite().all():  # fed back, it would make torch's distributions raise
+        raise NotFiniteError(scenario.name)
+    reference = Reference(
+        truth=truth,
+        exact=quantities(exact, series.to(dtype=torch.float64), truth.double()),
+        eager=quantities(eager, series, truth),
+        nudged=tuple(quantities(eager, series.nudged(1, seed=seed), truth) for seed in NUDGES),
+    )
+    if not reference.finite:
+        raise NotFiniteError(scenario.name)
+    return reference
+
+
+def quantities(model: BoundModel, series: Series, truth: Tensor) -> dict[str, Tensor]:
+    """All that is compared on one scenario: parameters of the first forward and of the decode steps, the forecast."""
+    steps = model.teacher_forced(series, truth)
+    compared: dict[str, Tensor] = {}
+    for name in steps[0]:
+        compared[f"forward.{name}"] = steps[0][name].double()
+        if len(steps) > 1:
+            compared[f"decode.{name}"] = torch.stack([step[name] for step in steps[1:]]).double()
+    compared["mean_forecast"] = model.generate_mean(series, truth.shape[-1]).double()
+    return compared
