@@ -55,7 +55,7 @@ class Suite(Table):
 
     EQUIVALENCE = "equivalence", SuiteRule(version=1, runners={Group.EQUIVALENCE: "equivalence:run_equivalence"})
     DETERMINISM = "determinism", SuiteRule(version=1, runners={Group.EQUIVALENCE: "equivalence:run_determinism"})
-    RECOMPILE = "recompile", SuiteRule(version=1, runners={Group.OBSERVE: "recompile:run_recompile"})
+    RECOMPILE = "recompile", SuiteRule(version=2, runners={Group.OBSERVE: "recompile:run_recompile"})
     CUDAGRAPH = "cudagraph", SuiteRule(version=1, runners={Group.CUDAGRAPH: "cudagraph:run_cudagraph"})
     # before speed, while the compiled model is all that the process of both holds
     MEMORY = (
