@@ -157,3 +157,7 @@ def test_the_shortest_eager_step_is_the_measure() -> None:
 def test_a_step_that_the_compiled_forecast_does_not_show_counts_nothing() -> None:
     eager = {0: StepOperations(outside=10), 1: StepOperations(outside=10)}
     assert active_shares({0: StepOperations(outside=1, compiled_calls=1)}, eager) == {0: 0.9, 1: 0.0}
+
+
+def test_a_forecast_that_shows_no_step_has_no_shares() -> None:
+    assert active_shares({}, {0: StepOperations(outside=10)}) == {}

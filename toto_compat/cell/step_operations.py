@@ -140,6 +140,11 @@ def active_share(compiled: StepOperations, *eager: StepOperations) -> float:
 
 
 def active_shares(compiled: Mapping[int, StepOperations], *eager: Mapping[int, StepOperations]) -> dict[int, float]:
-    """The same for every step of the eager forecasts; one that the compiled forecast does not show counts 0."""
+    """The same for every step of the eager forecasts; one that the compiled forecast leaves out counts 0.
+
+    Empty if it shows no step at all: then the model calls no observer, and nothing is known.
+    """
+    if not compiled:
+        return {}
     steps = sorted(set.intersection(*(set(one) for one in eager)))
     return {step: active_share(compiled.get(step, StepOperations()), *(one[step] for one in eager)) for step in steps}

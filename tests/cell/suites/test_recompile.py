@@ -237,6 +237,11 @@ def test_the_decode_step_with_the_least_decides_and_the_prefill_is_told_apart() 
     assert figures["compile_active_prefill"].value == 0.1
 
 
+def test_a_forecast_without_steps_leaves_the_share_unknown() -> None:
+    shares = ActiveShares({"mean": {0: 0.9, 1: 0.9}, "samples": {}})
+    assert shares.smallest(prefill=False) is shares.smallest(prefill=True) is None
+
+
 def test_without_a_decode_step_there_is_no_share_of_it() -> None:
     figure = recompile_evidence([taken(4, 1.0)], ActiveShares({"mean": {0: 0.5}}), announced=1).figures
     assert figure["compile_active"].value is None

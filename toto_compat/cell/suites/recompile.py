@@ -89,10 +89,13 @@ class ActiveShares:
     by_forecast: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def smallest(self, *, prefill: bool) -> float | None:
-        shares = [
-            share for steps in self.by_forecast.values() for step, share in steps.items() if (step == 0) is prefill
+        """The smallest share of any such step; None if a forecast showed none, which may be where it is smallest."""
+        found = [
+            min((share for step, share in steps.items() if (step == 0) is prefill), default=None)
+            for steps in self.by_forecast.values()
         ]
-        return min(shares, default=None)
+        shares = [share for share in found if share is not None]
+        return min(shares) if shares and len(shares) == len(found) else None
 
 
 def plan_forecasts(workload: Workload) -> tuple[PlannedForecast, ...]:
@@ -354,7 +357,9 @@ def active_figure(shares: ActiveShares, *, prefill: bool) -> Figure:
     """The step that leaves most outside decides; the prefill is told apart, since it runs once a forecast."""
     smallest = shares.smallest(prefill=prefill)
     if smallest is None:
-        return Figure(value=None, missing="no such step was seen: the horizons are one patch long")
+        return Figure(
+            value=None, missing="no such step was seen: the horizons are one patch long, or the model calls no observer"
+        )
     what = "the prefill" if prefill else "decode steps"
     return Figure(
         value=smallest,
