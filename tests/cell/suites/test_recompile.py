@@ -21,6 +21,7 @@ from toto_compat.cell.suites.recompile import (
     announced_recompilations,
     cold_compile_figure,
     count_compilations,
+    has_settled,
     hidden_recompilations,
     most_telling,
     plan_forecasts,
@@ -235,6 +236,14 @@ def test_the_decode_step_with_the_least_decides_and_the_prefill_is_told_apart() 
     figures = recompile_evidence([taken(4, 1.0)], shares, announced=1).figures
     assert figures["compile_active"].value == 0.7
     assert figures["compile_active_prefill"].value == 0.1
+
+
+def test_shapes_nobody_announced_are_tried_only_where_announced_ones_compile_no_more() -> None:
+    limit = Event(kind=EventKind.RECOMPILE_LIMIT, severity=Severity.ERROR)
+    given_up = ForecastTaken(PlannedForecast(4, 4, 1, stage=Stage.WARM_UP), 1.0, Phase("forecast", events=[limit]))
+    assert has_settled([warm_up(1, start("0/0")), taken(4, 1.0)])
+    assert not has_settled([warm_up(1, start("0/0")), taken(4, 1.0, compilations=1)])
+    assert not has_settled([given_up, taken(4, 1.0)])
 
 
 def test_a_forecast_without_steps_leaves_the_share_unknown() -> None:

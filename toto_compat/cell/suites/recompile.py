@@ -147,14 +147,19 @@ def count_compilations(trial: Trial, candidate: BoundModel) -> SuiteEvidence:
             taken += [take_planned(trial, candidate, planned, watch) for planned in plan_forecasts(trial.workload)]
         shares, again = measure_active_shares(trial, candidate, watch)
         taken += again
-        # a cache that compiles at announced shapes would only show the same again, seconds at a time
-        settled = not any(forecast.phase.compile_starts for forecast in after_warm_up(taken))
-        beyond = list(take_unannounced(trial, candidate, watch)) if settled else []
+        beyond = list(take_unannounced(trial, candidate, watch)) if has_settled(taken) else []
     evidence = recompile_evidence(taken, shares, announced=len(trial.batch_sizes), unannounced=beyond)
     peak = Figure(
         value=tree.peak, unit="bytes", method="largest resident sum over the process tree during the cold compile"
     )
     return evidence.model_copy(update={"figures": {**evidence.figures, "compile_peak_bytes": peak}})
+
+
+def has_settled(taken: Sequence[ForecastTaken]) -> bool:
+    """Say whether announced shapes compile no more. If they do, others only show the same again, seconds at a time; and
+    a function that dynamo gave up compiles nothing any more, whatever comes."""
+    late = any(forecast.phase.compile_starts for forecast in after_warm_up(taken))
+    return not late and not any(forecast.phase.count(EventKind.RECOMPILE_LIMIT) for forecast in taken)
 
 
 def after_warm_up(taken: Sequence[ForecastTaken]) -> list[ForecastTaken]:
@@ -382,7 +387,7 @@ def unannounced_figures(forecasts: Sequence[ForecastTaken | RefusedForecast]) ->
         missing = (
             "every shape that nobody announced was refused"
             if refused
-            else "not tried: shapes that were announced compile after the warm-up, too"
+            else "not tried: announced shapes compile after the warm-up, too, or dynamo gave a function up"
         )
         return {
             "unannounced_compilations": Figure(value=None, missing=missing),
