@@ -113,18 +113,18 @@ def plan_forecasts(workload: Workload) -> tuple[PlannedForecast, ...]:
 
 
 def profiled_forecasts(workload: Workload) -> list[PlannedForecast]:
-    """Every batch and one round of samples at a length in between, with the shortest horizon that has decode steps."""
+    """Every batch and one round of samples at a length in between, with two decode steps: an inner one and the last."""
     contexts, horizons, batches = workload.context_patches, workload.horizon_patches, workload.batches
     between = (contexts[0] + contexts[1]) // 2
-    horizon = min((one for one in horizons if one > 1), default=1)
+    horizon = min(3, max(horizons))
     means = [PlannedForecast(between, horizon, batch) for batch in batches]
     return [*means, PlannedForecast(between, horizon, batches[0], workload.samples_per_batch)]
 
 
 def plan_unannounced(workload: Workload, announced: Sequence[int]) -> tuple[PlannedForecast, ...]:
-    """Shapes that a service may well meet and that nobody announced, each twice: the second one is warm."""
+    """Another batch, more variates, a longer context, a longer horizon; each twice, the second one is warm."""
     contexts, horizons, batch = workload.context_patches, workload.horizon_patches, workload.batches[0]
-    other_batch = next(size for size in range(max(workload.batches) + 1, 2**31) if size not in announced)
+    other_batch = next(size for size in range(2 * max(workload.batches), 2**31) if size not in announced)
     plans = (
         PlannedForecast(contexts[0], horizons[0], other_batch),
         PlannedForecast(contexts[0], horizons[0], batch, variates=workload.variates + 1),
