@@ -12,7 +12,8 @@ torch: Any = pytest.importorskip("torch")
 from torch._dynamo.utils import counters  # noqa: E402
 from torch._logging._internal import log_state  # noqa: E402
 
-from toto_compat.cell.live import CompilerWatch, step_activity  # noqa: E402
+from toto_compat.cell.live import CompilerWatch  # noqa: E402
+from toto_compat.contract.bucket_messages import BUCKET_LOGGER, compiling_bucket  # noqa: E402
 from toto_compat.contract.events import EventKind  # noqa: E402
 from toto_compat.contract.torch_releases import config_name  # noqa: E402
 
@@ -262,42 +263,15 @@ def test_a_skipped_cudagraph_is_an_event_with_its_reason_and_count() -> None:
     assert (skip.reason, skip.count, watch.total.cudagraph_skips) == ("mutated inputs (8 instances)", 8, 1)
 
 
-def test_compiled_calls_are_counted_by_step_and_eager_steps_show() -> None:
-    def wave(x: Any) -> Any:
-        return torch.sin(x) * 2 + x
-
-    fast = torch.compile(wave)
-    pretended = compiled(wave)
-    with torch.no_grad():
-        fast(torch.ones(5))
-        with step_activity() as activity:
-            for index in range(3):
-                with activity.step(index):
-                    fast(torch.ones(5))
-            with activity.step(3):
-                wave(torch.ones(5))
-            with activity.step(4):
-                pretended(torch.ones(5))
-        fast(torch.ones(5))
-    assert activity.per_step == {0: 1, 1: 1, 2: 1, 3: 0, 4: 0}
-    assert (activity.compiled_calls, activity.steps, activity.eager_steps) == (3, 5, 2)
-
-
-def test_a_function_past_its_limit_shows_as_eager() -> None:
-    fast = torch.compile(mode_dependent)
-    with torch.no_grad(), CompilerWatch(), torch._dynamo.config.patch({LIMIT_NAME: 1}), step_activity() as activity:
-        for index, mode in enumerate(["a", "bc", "bc"]):
-            with activity.step(index):
-                fast(torch.ones(7), mode)
-    assert activity.per_step == {0: 1, 1: 0, 2: 0}
-
-
-def test_counting_compiled_calls_compiles_nothing_anew() -> None:
-    fast = torch.compile(lambda x: x * 3 + 1)
-    with torch.no_grad(), CompilerWatch("warm-up") as watch:
-        fast(torch.ones(4))
-        watch.mark("measured")
-        with step_activity():
-            fast(torch.ones(4))
-        fast(torch.ones(4))
-    assert watch.phase("measured").compile_starts == []
+def test_what_fixed_size_says_about_its_buckets_is_an_event_and_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger(BUCKET_LOGGER)
+    before = (logger.level, logger.propagate, list(logger.handlers))
+    with CompilerWatch() as watch:
+        logger.info(compiling_bucket((16, 1, 80), 3, 16, announced=True))
+        logger.warning(compiling_bucket((3, 1, 80), 4, 16, announced=False))
+    assert [event.reason for event in watch.total.of_kind(EventKind.BUCKET_COMPILE)] == [
+        "batch 16, variates 1, capacity 80",
+        "batch 3, variates 1, capacity 80, not announced",
+    ]
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
+    assert "decode step" not in "".join(capfd.readouterr())

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from toto_compat.contract.bucket_messages import compiling_bucket, dropping_bucket
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.torch_messages import normalise_reason
 from toto_compat.logs.parse import parse_lines, parse_stream
@@ -285,6 +286,28 @@ def test_partitions_of_torch_2_13_count_those_without_cudagraphs() -> None:
 )
 def test_a_line_that_only_mentions_the_words_is_no_event(line: str) -> None:
     assert events_of([line]) == []
+
+
+BUCKETS = [
+    "INFO toto_compat.buckets: " + compiling_bucket((16, 1, 80), 3, 16, announced=True),
+    "WARNING toto_compat.buckets: " + compiling_bucket((3, 2, 80), 4, 16, announced=False),
+    "2026-11-17 09:00:00,120 WARNING toto_compat.buckets " + dropping_bucket((16, 1, 80), 16),
+]
+
+
+def test_the_model_s_own_lines_about_buckets_are_events_as_it_writes_them() -> None:
+    for events in (events_of(BUCKETS), list(parse_stream(io.BytesIO("\n".join(BUCKETS).encode()), "log"))):
+        assert [(event.kind, event.severity, event.function, event.reason, event.limit) for event in events] == [
+            (EventKind.BUCKET_COMPILE, Severity.INFO, "decode_step", "batch 16, variates 1, capacity 80", 16),
+            (
+                EventKind.BUCKET_COMPILE,
+                Severity.WARNING,
+                "decode_step",
+                "batch 3, variates 2, capacity 80, not announced",
+                16,
+            ),
+            (EventKind.BUCKET_DROP, Severity.WARNING, "decode_step", "batch 16, variates 1, capacity 80", 16),
+        ]
 
 
 def test_severities_put_a_limit_hit_above_a_recompile() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -88,6 +89,65 @@ def test_a_smaller_batch_uses_a_larger_buckets_rows() -> None:
     series = series_of(batch=3)
     assert agree(static.generate_mean(series, 16), upstream(backbone).generate_mean(series, 16))
     assert len(static._buckets) == made
+
+
+def test_what_was_announced_is_made_once_and_a_later_shape_comes_alone() -> None:
+    static = StaticModel(Small().build(), None, max_patches=12, batch_sizes=(1, 4))
+    static.generate_mean(series_of(context=20, batch=1), 16)
+    assert sorted(static._buckets) == [(1, 2, 16), (1, 2, 32), (4, 2, 16)]
+    static.generate_mean(series_of(batch=1, variates=3), 16)
+    assert sorted(static._buckets)[-2:] == [(1, 3, 16), (4, 2, 16)]
+    assert len(static._buckets) == 4
+
+
+def test_the_least_recently_used_bucket_goes_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    backbone = Small().build()
+    static = StaticModel(backbone, None, max_buckets=2)
+    for batch in (1, 4, 1):
+        static.generate_mean(series_of(batch=batch), 16)
+    assert not caplog.records
+    series = series_of(batch=16)
+    assert agree(static.generate_mean(series, 16), upstream(backbone).generate_mean(series, 16))
+    assert [batch for batch, _, _ in static._buckets] == [1, 16]
+    assert [(record.name, record.levelname, record.getMessage()) for record in caplog.records] == [
+        (
+            "toto_compat.buckets",
+            "WARNING",
+            "dropping decode step for batch 4, variates 2, capacity 16 (least recently used of at most 2)",
+        )
+    ]
+
+
+def test_a_dropped_bucket_frees_its_buffers() -> None:
+    static = StaticModel(Small().build(), CompileSpec(settings=CompileSettings(backend="eager")), max_buckets=1)
+    static.generate_mean(series_of(batch=1), 16)
+    (bucket,) = static._buckets.values()
+    step = weakref.ref(bucket.step)
+    del bucket
+    static.generate_mean(series_of(batch=4), 16)
+    gc.collect()
+    assert step() is None
+
+
+def test_every_compiled_bucket_is_logged_and_one_that_was_not_announced_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="toto_compat.buckets")
+    unlowered = CompileSpec(settings=CompileSettings(backend="eager"))
+    static = StaticModel(Small().build(), unlowered, max_patches=12, batch_sizes=(1, 4))
+    for batch in (1, 4, 1, 16, 16):
+        static.generate_mean(series_of(batch=batch), 16)
+    step = "compiling decode step for batch"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", f"{step} 1, variates 2, capacity 16 (bucket 1 of at most 16)"),
+        ("INFO", f"{step} 4, variates 2, capacity 16 (bucket 2 of at most 16)"),
+        ("WARNING", f"{step} 16, variates 2, capacity 16 (bucket 3 of at most 16, not announced)"),
+    ]
+
+
+def test_more_announced_batches_than_buckets_are_refused() -> None:
+    with pytest.raises(InputError, match="max_buckets 2 is less than the 3 batch sizes"):
+        compile_toto(Small().build(), mode=None, batch_sizes=(1, 2, 4), max_buckets=2)
 
 
 def test_what_was_returned_is_not_overwritten_by_the_next_forecast() -> None:

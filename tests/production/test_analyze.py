@@ -119,6 +119,19 @@ def test_every_group_carries_advice() -> None:
         assert advice_for(kind, "anything at all").next_step
 
 
+def test_a_bucket_that_was_not_announced_is_a_finding_and_an_announced_one_is_not(tmp_path: Path) -> None:
+    line = (
+        "WARNING:toto_compat.buckets:compiling decode step for batch 3, variates 1, capacity 80 (bucket 4 of at most 16"
+    )
+    announced, unannounced = tmp_path / "announced.log", tmp_path / "unannounced.log"
+    announced.write_text(f"{line})\n")
+    unannounced.write_text(f"{line}, not announced)\n")
+    assert analyze("--fail-on", "warning", announced).exit_code == ExitCode.OK
+    found = analyze("--fail-on", "warning", unannounced)
+    assert found.exit_code == ExitCode.FINDINGS
+    assert "batch_sizes" in found.stdout
+
+
 def test_advice_names_only_commands_that_exist() -> None:
     from toto_compat.cli import COMMANDS
     from toto_compat.production.advice import _ADVICE

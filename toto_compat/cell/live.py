@@ -1,4 +1,4 @@
-"""What the compiler does in this process, as it happens: events, compilations started, graphs, compiled calls."""
+"""What the compiler does in this process, as it happens: events, compilations started, graphs."""
 
 import logging
 from collections import Counter
@@ -22,11 +22,7 @@ from torch._dynamo import convert_frame, symbolic_convert
 from torch._dynamo.exc import SkipFrame
 from torch._dynamo.utils import counters
 
-try:
-    from torch._inductor.output_code import CompiledFxGraph
-except ImportError:  # torch 2.4 and 2.5
-    from torch._inductor.codecache import CompiledFxGraph
-
+from toto_compat.contract.bucket_messages import BUCKET_LOGGER
 from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.torch_messages import (
     LIVE,
@@ -106,6 +102,7 @@ class CompilerWatch:
         self._counters_before = _flat_counters()
         with ExitStack() as undo:
             undo.enter_context(_torch_records_to(self._record))
+            undo.enter_context(_bucket_records_to(self._record))
             undo.enter_context(_every_graph_break_logged())
             undo.enter_context(_compilations_within(self._compilation))
             undo.enter_context(_graph_breaks_to(self._graph_broke))
@@ -290,6 +287,23 @@ def _torch_records_to(take: Callable[[logging.LogRecord], None]) -> Iterator[Non
 
 
 @contextmanager
+def _bucket_records_to(take: Callable[[logging.LogRecord], None]) -> Iterator[None]:
+    """Send what fixed_size says about its buckets to `take`, also below the level that the application listens at."""
+    logger = logging.getLogger(BUCKET_LOGGER)
+    level, propagate, handler = logger.level, logger.propagate, _RecordHandler(take, artifacts=False)
+    if not logger.isEnabledFor(logging.INFO):
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+@contextmanager
 def _every_graph_break_logged() -> Iterator[None]:
     """Dynamo logs a graph break in full once per place, up to 2.5 not at all after that: make every one the first."""
     checker = getattr(symbolic_convert, "graph_break_dup_warning_checker", None)
@@ -346,46 +360,3 @@ def _compilations_within(around: Callable[[CompileStart], AbstractContextManager
         yield
     finally:
         convert_frame._compile = original
-
-
-@dataclass
-class StepActivity:
-    """Says how often code that Inductor compiled was called, in all and by step."""
-
-    compiled_calls: int = 0
-    per_step: dict[int, int] = field(default_factory=dict)  # step index -> calls; a step that ran eager holds 0
-    steps: int = 0  # steps seen, an index that came again counted again
-    eager_steps: int = 0  # of those, the ones with no compiled call
-
-    @contextmanager
-    def step(self, index: int) -> Iterator[None]:
-        """Count what runs inside as step `index`; fits BoundModel.observer. The same index again adds up."""
-        before = self.compiled_calls
-        try:
-            yield
-        finally:
-            calls = self.compiled_calls - before
-            self.per_step[index] = self.per_step.get(index, 0) + calls
-            self.steps += 1
-            self.eager_steps += calls == 0
-
-
-@contextmanager
-def step_activity() -> Iterator[StepActivity]:
-    """Count calls of compiled graphs while inside: the proof that a step did not run eager.
-
-    Counted where Inductor's compiled graph is entered, so a backend that only wraps eager code counts as eager, and
-    so does a function that dynamo gave up on. Needs no profiler: torch 2.4 and 2.5 mark no graphs in a profile.
-    """
-    activity = StepActivity()
-    original = CompiledFxGraph.__call__
-
-    def call_and_count(self: Any, *args: Any, **kwargs: Any) -> Any:
-        activity.compiled_calls += 1
-        return original(self, *args, **kwargs)
-
-    CompiledFxGraph.__call__ = call_and_count
-    try:
-        yield activity
-    finally:
-        CompiledFxGraph.__call__ = original

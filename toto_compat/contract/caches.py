@@ -73,6 +73,8 @@ SABOTAGES: Mapping[str, SabotagedCache] = {
     "code_object_per_step": _static(
         "CodeObjectPerStep", "recompiles", "a fresh code object per step: no recompile is logged"
     ),
+    "bucket_per_length": _static("BucketPerLength", "recompiles", "a bucket of its own for every length"),
+    "compiled_crumb": _static("CompiledCrumb", "compile_active", "one compiled addition a step, the rest eager"),
     "eager_in_disguise": _static("EagerInDisguise", "compile_active", "claims to be compiled and runs eager"),
     "slow": _static("Slow", "speedup", "every step does its work many times over"),
 }

@@ -13,6 +13,8 @@ class EventKind(StrEnum):
     CUDAGRAPH_PARTITION = "cudagraph_partition"  # inductor split a graph around an op (torch 2.9 and later)
     DYNAMIC_SHAPE = "dynamic_shape"  # symbolic-shape trouble: a guard that could not be expressed
     COMPILE_SETTING = "compile_setting"  # the application said how it compiles
+    BUCKET_COMPILE = "bucket_compile"  # fixed_size compiles its step for a shape: dynamo's log shows no recompile
+    BUCKET_DROP = "bucket_drop"  # fixed_size holds too many shapes and forgot one: it compiles again if it comes back
 
 
 class Severity(StrEnum):

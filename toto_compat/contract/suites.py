@@ -80,7 +80,7 @@ class Suite(Table):
             },
         ),
     )
-    RECOMPILE = "recompile", SuiteRule(version=1, runners={Group.OBSERVE: "recompile:run_recompile"})
+    RECOMPILE = "recompile", SuiteRule(version=2, runners={Group.OBSERVE: "recompile:run_recompile"})
     CUDAGRAPH = "cudagraph", SuiteRule(version=1, runners={Group.CUDAGRAPH: "cudagraph:run_cudagraph"})
     # before speed, while the compiled model is all that the process of both holds
     MEMORY = (

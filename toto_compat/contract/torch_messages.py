@@ -25,6 +25,8 @@ SEVERITIES = {
     EventKind.CUDAGRAPH_PARTITION: Severity.INFO,
     EventKind.DYNAMIC_SHAPE: Severity.WARNING,
     EventKind.COMPILE_SETTING: Severity.INFO,
+    EventKind.BUCKET_COMPILE: Severity.INFO,  # a warning where nobody announced the shape
+    EventKind.BUCKET_DROP: Severity.WARNING,
 }
 
 
@@ -39,6 +41,9 @@ BEGINNING = re.compile(
     r"|Created (?P<partitions>\d{1,9}) graph partitions: \d+ cudagraphable, (?P<kept_out>\d{1,9}) non-cudagraphable"
     r"|_maybe_guard_rel\(\) was called on non-relation expression (?P<expression>.*)"
     r"|Using torch\.compile for (?P<compiled>\S.*?) \((?P<setting>[^)]*)\)"
+    # ours, not torch's: contract/bucket_messages.py
+    r"|(?P<bucket>compiling|dropping) decode step for (?P<shape>batch \d{1,9}, variates \d{1,9}, capacity \d{1,9})"
+    r" \([^)]*?of at most (?P<most_buckets>\d{1,9})(?P<unannounced>, not announced)?\)"
 )
 # The rest of a limit warning whose first line is missing (a log cut by rotation).
 _LIMIT_REMAINDER = re.compile(r"^\s*(?:function: '|last reason: )")
@@ -121,6 +126,7 @@ class _Block:
     guards_follow: bool = False
     in_traceback: bool = False  # torch's own frames from here on
     scalar_warning: bool = False  # torch's advice on Tensor.item(): the graph break itself may be logged right after it
+    severity: Severity | None = None  # the kind's own unless the message says more
     idle: int = 0
 
     def add_reason(self, reason: str) -> None:
@@ -147,7 +153,7 @@ class _Block:
         reasons = [*self.reasons, f"(and {self.more_reasons} more)"] if self.more_reasons else self.reasons
         return Event(
             kind=self.kind,
-            severity=SEVERITIES[self.kind],
+            severity=self.severity or SEVERITIES[self.kind],
             function=self.function,
             file=self.file,
             line=self.line,
@@ -386,12 +392,27 @@ def _begin(line: LogLine, begins: re.Match[str]) -> _Block:  # noqa: PLR0911 - o
         return _Block(EventKind.DYNAMIC_SHAPE, line, reasons=[reason.strip()])
     if begins["compiled"]:
         return _Block(EventKind.COMPILE_SETTING, line, function=begins["compiled"], reasons=[begins["setting"]])
+    if begins["bucket"]:
+        return _begin_bucket(line, begins)
     return _Block(EventKind.GRAPH_BREAK, line)
+
+
+def _begin_bucket(line: LogLine, begins: re.Match[str]) -> _Block:
+    compiling, unannounced = begins["bucket"] == "compiling", begins["unannounced"] is not None
+    return _Block(
+        EventKind.BUCKET_COMPILE if compiling else EventKind.BUCKET_DROP,
+        line,
+        function="decode_step",
+        reasons=[begins["shape"] + (", not announced" if unannounced else "")],
+        limit=int(begins["most_buckets"]),
+        limit_name="max_buckets",
+        severity=Severity.WARNING if unannounced else None,
+    )
 
 
 def _is_single_line(block: _Block) -> bool:
     match block.kind:
-        case EventKind.DYNAMIC_SHAPE | EventKind.COMPILE_SETTING:
+        case EventKind.DYNAMIC_SHAPE | EventKind.COMPILE_SETTING | EventKind.BUCKET_COMPILE | EventKind.BUCKET_DROP:
             return True
         case EventKind.CUDAGRAPH_SKIP | EventKind.CUDAGRAPH_PARTITION:
             return not block.guards_follow

@@ -17,6 +17,7 @@ _TOKENS = (
     "Recompiling",
     "_maybe_guard_rel",
     "torch.compile for",
+    "decode step for",
     "convert_frame.py:",
 )
 _BYTE_TOKENS = tuple(token.encode() for token in _TOKENS)

@@ -33,11 +33,13 @@ def bind(
     compile_spec: CompileSpec | None = None,
     max_patches: int | None = None,
     batch_sizes: tuple[int, ...] = (),
+    max_buckets: int | None = None,
 ) -> BoundModel:
     """Bind a cache to the backbone, compiled if asked.
 
     `max_patches` (longest context plus horizon) and `batch_sizes` (series times samples per batch) say what is to come:
     a cache with fixed shapes makes them all at its first forecast, so that a later change compiles nothing.
+    `max_buckets` is how many shapes such a cache may hold.
     """
     if cache.source != "builtin":
         cls = load_user_cache(cache.source)
@@ -50,7 +52,7 @@ def bind(
     code: Any = getattr(importlib.import_module(f"toto_compat.{module}"), name)
     if row.kind == "whole_model":
         return WholeModel(backbone, code, compile_spec)
-    bound: BoundModel = code(backbone, compile_spec, max_patches, batch_sizes)
+    bound: BoundModel = code(backbone, compile_spec, max_patches, batch_sizes, max_buckets)
     return bound
 
 

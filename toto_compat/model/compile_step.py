@@ -9,7 +9,7 @@ differ from one to the next, and draws from a distribution must be toto-ts's own
 - `inplace_buffers=False`: a kernel that never writes in place is the same kernel in more places, of which only one has
   to be compiled.
 - A code object of its own for every bucket: dynamo's limit of 8 compiles is per code object, and a ninth bucket would
-  reach it.
+  reach it. So dynamo neither logs nor limits new buckets: the model does both (`MAX_BUCKETS`).
 """
 
 import contextlib

@@ -28,6 +28,7 @@ def compile_toto(
     max_context: int | None = None,
     max_horizon: int | None = None,
     batch_sizes: tuple[int, ...] = (),
+    max_buckets: int | None = None,
 ) -> TotoForecaster:
     """A forecaster that forecasts like toto-ts's, compiled.
 
@@ -35,8 +36,10 @@ def compile_toto(
     toto-ts does. `cache` is the name of a built-in cache or 'path/to/file.py:Class'; with `mode` None it is used
     eager, nothing is compiled. `settings` are set process-wide.
     `max_context` and `max_horizon` (time steps) and `batch_sizes` (series times samples per batch) say what is to come:
-    those shapes are compiled at the first forecast, others when they are first met. A model that fixed_size does not
-    cover runs eager, with a warning, and `eager_because` says why; so does a forecast under torch.autocast.
+    those shapes are compiled at the first forecast, with its number of variates; others when they are first met, which
+    the logger `toto_compat.buckets` says. At most `max_buckets` shapes (16) are held, the least recently used goes.
+    A model that fixed_size does not cover runs eager, with a warning, and `eager_because` says why; so does a forecast
+    under torch.autocast.
     """
     if mode is not None and mode not in MODES:
         raise InputError(f"compile mode {mode!r} is unknown", hint=f"accepted: {', '.join(MODES)}")
@@ -53,6 +56,7 @@ def compile_toto(
         compile_spec=None if mode is None else CompileSpec(mode=mode, settings=settings or CompileSettings()),
         max_patches=max_patches,
         batch_sizes=batch_sizes,
+        max_buckets=max_buckets,
     )
     if isinstance(bound, StaticModel):
         return StaticForecaster(backbone, bound)

@@ -124,6 +124,31 @@ class CodeObjectPerStep(StaticModel):
         return fresh
 
 
+class BucketPerLength(StaticModel):
+    """No length fits a bucket that was made for another one; dynamo's recompile log stays empty."""
+
+    def _capacity(self, patches: int) -> int:
+        return patches
+
+    def _fits(self, shape: tuple[int, int, int], batch: int, variates: int, patches: int) -> bool:
+        return shape == (batch, variates, patches)
+
+
+class CompiledCrumb(StaticModel):
+    """Calls compiled code in every step, for one addition."""
+
+    def _compile(self, step: PlainStep) -> RunStep:
+        if self._compile_spec is None:
+            return step.forward
+        add = torch.compile(lambda value: value + 0.0, dynamic=False, **self._compile_spec.torch_compile_arguments())
+
+        def crumbling() -> tuple[Tensor, ...]:
+            first, *others = step.forward()
+            return add(first), *others
+
+        return crumbling
+
+
 class EagerInDisguise(StaticModel):
     def _compile(self, step: PlainStep) -> RunStep:
         return step.forward

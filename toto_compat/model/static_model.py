@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from toto.model.backbone import TotoBackbone
 from toto.model.util import KVCache
 
 from toto_compat.caches.fixed_size import FixedSizeKVCache
+from toto_compat.contract.bucket_messages import BUCKET_LOGGER, compiling_bucket, dropping_bucket
+from toto_compat.errors import InputError
 from toto_compat.model.bound import CompileSpec, StepObserver, WholeModel, class_name
 from toto_compat.model.compile_step import RunStep, compile_step, no_full_collections, prepare_compiler
 from toto_compat.model.head import SUPPORTED_DISTRIBUTIONS, FusedHead
@@ -24,6 +27,13 @@ from toto_compat.model.sampling import draw_patch
 from toto_compat.model.scaler_state import SUPPORTED_SCALERS
 from toto_compat.model.series import Series
 from toto_compat.model.static_step import PlainStep, StaticStep, without_extremes
+
+# The limit that a code object per bucket takes away from dynamo. A bucket holds compiled code that took 10 to 20 s of a
+# forecast, and its buffers (94 MB at 16 series of 80 patches on the base model). 16 is five times the three batches of
+# the matrix: a service that needs more should pad its batches to fewer sizes.
+MAX_BUCKETS = 16
+_LOG = logging.getLogger(BUCKET_LOGGER)
+_Shape = tuple[int, int, int]  # batch, variates, capacity in patches
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,14 @@ class StaticModel:
         compile_spec: CompileSpec | None,
         max_patches: int | None = None,
         batch_sizes: tuple[int, ...] = (),
+        max_buckets: int | None = None,
     ) -> None:
+        self._max_buckets = MAX_BUCKETS if max_buckets is None else max_buckets
+        if self._max_buckets < max(1, len(set(batch_sizes))):
+            raise InputError(
+                f"max_buckets {self._max_buckets} is less than the {len(set(batch_sizes))} batch sizes announced",
+                hint="announce fewer batch_sizes, or raise max_buckets",
+            )
         self.backbone = backbone
         self.patch_size: int = backbone.patch_embed.stride
         self.cache_class = class_name(FixedSizeKVCache)
@@ -93,7 +110,8 @@ class StaticModel:
         self._compile_spec = compile_spec
         self._max_patches = max_patches or 0
         self._batch_sizes = batch_sizes
-        self._buckets: dict[tuple[int, int, int], _Bucket] = {}
+        self._buckets: dict[_Shape, _Bucket] = {}  # the least recently used first
+        self._announced_are_made = False
         self._head: FusedHead | None = None
         self._weights_seen: tuple[Any, ...] = ()
         self._versions_seen: tuple[int, ...] = ()
@@ -191,42 +209,56 @@ class StaticModel:
     # Buckets
 
     def _bucket(self, context: Context, batch: int, horizon_patches: int) -> _Bucket:
-        """Find buffers and graph for these shapes; make them, with all announced ones, when first asked for."""
+        """Find buffers and graph for these shapes. The first forecast makes all announced ones, others come alone."""
         self._notice_changed_weights(context)
         variates, steps = context.inputs.shape[1:]
         assert steps % self.patch_size == 0, (
             f"series length {steps} must be a multiple of the patch size {self.patch_size}"
         )
         patches = steps // self.patch_size + horizon_patches
-        fitting = [
-            key
-            for key in self._buckets
-            if key[1] == variates
-            and key[2] >= patches
-            and batch <= key[0] <= 2 * batch  # padding rows costs less than a compile
-        ]
+        if not self._announced_are_made:
+            # what was announced is announced whatever the first forecast asks for
+            capacity = self._capacity(min(patches, self._max_patches) if self._max_patches else patches)
+            for announced in sorted(set(self._batch_sizes)):
+                self._make_bucket((announced, variates, capacity), announced=True)
+            self._announced_are_made = True
+        fitting = [shape for shape in self._buckets if self._fits(shape, batch, variates, patches)]
         if fitting:
-            return self._buckets[min(fitting, key=lambda key: (key[0], key[2]))]
-        capacity = self._capacity(patches)
-        for announced in sorted({batch, *self._batch_sizes}):
-            if (announced, variates, capacity) not in self._buckets:
-                self._buckets[announced, variates, capacity] = self._make_bucket(announced, variates, capacity)
-        return self._buckets[batch, variates, capacity]
+            shape = min(fitting, key=lambda shape: (shape[0], shape[2]))
+        else:
+            shape = (batch, variates, self._capacity(patches))
+            self._make_bucket(shape, announced=not self._buckets)
+        self._buckets[shape] = self._buckets.pop(shape)  # the most recently used is the last
+        return self._buckets[shape]
+
+    def _fits(self, shape: _Shape, batch: int, variates: int, patches: int) -> bool:
+        # padding rows costs less than a compile
+        return batch <= shape[0] <= 2 * batch and shape[1] == variates and shape[2] >= patches
 
     def _capacity(self, patches: int) -> int:
         """The announced maximum; past it the next power of two, so that a growing series does not compile anew."""
         wanted = self._max_patches if patches <= self._max_patches else 1 << (patches - 1).bit_length()
         return max(16, ceil(wanted / 16) * 16)
 
-    def _make_bucket(self, batch: int, variates: int, capacity: int) -> _Bucket:
+    def _make_bucket(self, shape: _Shape, *, announced: bool) -> None:
         """Make the buffers and compile the step over them, the one moment for both: forecasts only overwrite."""
+        if shape in self._buckets:  # a first forecast that was broken off
+            return
+        while len(self._buckets) >= self._max_buckets:
+            oldest = next(iter(self._buckets))
+            del self._buckets[oldest]
+            _LOG.warning(dropping_bucket(oldest, self._max_buckets))
+        if self.compiled:
+            line = compiling_bucket(shape, len(self._buckets) + 1, self._max_buckets, announced=announced)
+            _LOG.log(logging.INFO if announced else logging.WARNING, line)
         if self._head is None:
             self._head = FusedHead(self.backbone)
+        batch, variates, capacity = shape
         step = self.step_class(self.backbone, self._head, batch=batch, variates=variates, capacity=capacity)
         bucket = _Bucket(step, self._compile(step))
         with no_full_collections():
             bucket.run()  # compiles here, on empty buffers, rather than in the middle of a forecast
-        return bucket
+        self._buckets[shape] = bucket
 
     def _compile(self, step: PlainStep) -> RunStep:
         return step.forward if self._compile_spec is None else compile_step(step, self._compile_spec)
@@ -240,6 +272,7 @@ class StaticModel:
         versions = tuple(0 if p.is_inference() else p._version for p in parameters)
         if seen != self._weights_seen:
             self._buckets.clear()
+            self._announced_are_made = False
             self._head = None
             not_covered = why_not_static(self.backbone)
             if not_covered:
@@ -322,10 +355,11 @@ def bind_static(
     compile_spec: CompileSpec | None,
     max_patches: int | None = None,
     batch_sizes: tuple[int, ...] = (),
+    max_buckets: int | None = None,
 ) -> StaticModel | WholeModel:
     """The static model; where it does not cover the backbone, toto-ts's own cache, eager, with a warning."""
     not_covered = why_not_static(backbone)
     if not not_covered:
-        return StaticModel(backbone, compile_spec, max_patches, batch_sizes)
+        return StaticModel(backbone, compile_spec, max_patches, batch_sizes, max_buckets)
     warnings.warn(f"fixed_size does not cover {not_covered}: running toto-ts's own cache, eager", stacklevel=2)
     return WholeModel(backbone, KVCache, None)

@@ -178,6 +178,34 @@ _ADVICE: tuple[tuple[EventKind, str, Advice], ...] = (
             "nothing; the mode and backend are those to look up in the table of `nox -s matrix`.",
         ),
     ),
+    (
+        EventKind.BUCKET_COMPILE,
+        r"not announced",
+        Advice(
+            "fixed_size met a shape that nobody announced and compiled its step for it: that forecast stalled for "
+            "seconds. Dynamo's recompile log does not show it.",
+            "announce it to compile_toto: batch_sizes (series times samples per batch), max_context and max_horizon; "
+            "one forecast per number of variates belongs to the warm-up of the service.",
+        ),
+    ),
+    (
+        EventKind.BUCKET_COMPILE,
+        "",
+        Advice(
+            "fixed_size compiled its step for a shape that was announced, or for the first forecast.",
+            "nothing, if it is once per process and shape; more often means that the model is bound anew.",
+        ),
+    ),
+    (
+        EventKind.BUCKET_DROP,
+        "",
+        Advice(
+            "fixed_size holds as many shapes as it may and forgot the one that was not used for longest. If that "
+            "shape comes back, it is compiled again and stalls a forecast.",
+            "bring the shapes down (pad batches to few sizes) or raise max_buckets of compile_toto; every bucket "
+            "holds buffers and compiled code.",
+        ),
+    ),
 )
 
 

@@ -10,17 +10,24 @@ import pytest
 import torch
 
 from tests.cell.small_trials import UNLOWERED, WORKLOAD, trial_of
-from toto_compat.cell.live import CompileStart, Phase, StepActivity
+from toto_compat.cell.live import CompileStart, Phase
 from toto_compat.cell.suites.recompile import (
     MOST_EVENTS_KEPT,
+    ActiveShares,
     ForecastTaken,
     PlannedForecast,
+    RefusedForecast,
+    Stage,
+    announced_recompilations,
     cold_compile_figure,
     count_compilations,
+    has_settled,
     hidden_recompilations,
     most_telling,
     plan_forecasts,
+    plan_unannounced,
     recompile_evidence,
+    unannounced_figures,
 )
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.events import Event, EventKind, Severity
@@ -58,7 +65,10 @@ def forecast(context, horizon, batch, samples=0):
     else:
         forecaster.generate_mean(**arguments)
 
-for planned in [(4, 4, 1), (4, 4, 1), (8, 4, 1), (8, 4, 1), (6, 4, 1), (4, 3, 1), (4, 4, 2), (4, 4, 1, 8)]:
+for planned in [
+    (4, 4, 1), (4, 4, 1), (8, 4, 1), (8, 4, 1), (4, 4, 2), (4, 4, 2), (8, 4, 2), (8, 4, 2), (4, 4, 1, 8), (8, 4, 1, 8),
+    (6, 4, 1), (4, 3, 1), (5, 3, 1), (5, 3, 2), (5, 3, 1, 4),
+]:
     forecast(*planned)
 """
 
@@ -80,14 +90,34 @@ def upstream() -> SuiteEvidence:
     return evidence_of("upstream")
 
 
-def test_warm_up_is_two_forecasts_at_both_ends_and_the_rest_is_measured() -> None:
-    plan = plan_forecasts(Workload())
-    assert [(p.context, p.horizon, p.batch) for p in plan if p.warm_up] == [(16, 10, 1)] * 2 + [(64, 10, 1)] * 2
-    measured = [p for p in plan if not p.warm_up]
-    assert {p.context for p in measured} == {16, 32, 48}
-    assert {p.horizon for p in measured} == {10, 5, 12}
-    assert {p.batch for p in measured} == {1, 2}
-    assert [p.samples for p in measured if p.samples] == [32]
+def test_the_warm_up_meets_every_announced_batch_and_samples_at_both_ends() -> None:
+    warm_up = {p.shape[:4] for p in plan_forecasts(Workload()) if p.stage is Stage.WARM_UP}
+    assert warm_up == {(context, 10, 1, samples) for context in (16, 64) for samples in (0, 32)} | {
+        (context, 10, 2, 0) for context in (16, 64)
+    }
+
+
+def test_what_is_measured_has_announced_batches_and_other_lengths_or_horizons_within_the_maxima() -> None:
+    workload = Workload()
+    plan = plan_forecasts(workload)
+    warm_up = {p.shape for p in plan if p.stage is Stage.WARM_UP}
+    measured = [p for p in plan if p.stage is Stage.MEASURED]
+    assert not warm_up & {p.shape for p in measured}
+    assert {(p.batch, bool(p.samples)) for p in measured} == {(1, False), (2, False), (1, True)}
+    assert {p.context for p in measured} == {16, 24, 32, 48}
+    assert {p.horizon for p in measured} == {3, 5, 10, 12}
+    assert max(p.context + p.horizon for p in measured) <= trial_of("upstream", workload=workload).max_patches
+
+
+def test_the_unannounced_shapes_go_past_everything_that_was_announced_and_come_twice() -> None:
+    trial = trial_of("upstream", workload=Workload())
+    plan = plan_unannounced(trial.workload, trial.batch_sizes)
+    assert plan[::2] == plan[1::2]
+    batch, variates, context, horizon = plan[::2]
+    assert batch.batch not in trial.batch_sizes
+    assert variates.variates == 2
+    assert context.context + context.horizon > trial.max_patches
+    assert (horizon.context, horizon.horizon) == (64, 24)
 
 
 def test_every_batch_of_the_plan_is_announced() -> None:
@@ -108,7 +138,8 @@ def test_upstream_recompiles_as_often_as_a_plain_script_with_torch_logs_says(
     upstream: SuiteEvidence, tmp_path: Path
 ) -> None:
     assert [(p.context, p.horizon, p.batch, p.samples) for p in plan_forecasts(WORKLOAD)] == [
-        (4, 4, 1, 0), (4, 4, 1, 0), (8, 4, 1, 0), (8, 4, 1, 0), (6, 4, 1, 0), (4, 3, 1, 0), (4, 4, 2, 0), (4, 4, 1, 8),
+        (4, 4, 1, 0), (4, 4, 1, 0), (8, 4, 1, 0), (8, 4, 1, 0), (4, 4, 2, 0), (4, 4, 2, 0), (8, 4, 2, 0), (8, 4, 2, 0),
+        (4, 4, 1, 8), (8, 4, 1, 8), (6, 4, 1, 0), (4, 3, 1, 0), (5, 3, 1, 0), (5, 3, 2, 0), (5, 3, 1, 4),
     ]  # fmt: skip
     script = tmp_path / "plain.py"
     script.write_text(PLAIN_SCRIPT)
@@ -123,7 +154,9 @@ def test_upstream_recompiles_as_often_as_a_plain_script_with_torch_logs_says(
     logged = finished.stderr.count("[__recompiles] Recompiling function")
     assert logged > 10
     assert upstream.figures["recompiles_logged"].value == logged
-    assert upstream.figures["recompiles_total"].value == logged
+    announced = upstream.figures["recompiles_announced"].value
+    assert announced is not None
+    assert upstream.figures["recompiles_total"].value == logged - announced
 
 
 def test_list_index_fails_with_production_s_own_line() -> None:
@@ -143,6 +176,86 @@ def test_upstream_breaks_its_graph_and_says_where(upstream: SuiteEvidence) -> No
     assert sum(row["graph_breaks"] for row in upstream.details["phases"]) == breaks
 
 
+def test_fixed_size_compiles_each_announced_batch_once_and_none_of_them_counts() -> None:
+    few = {"context_patches": (4, 14), "horizon_patches": (2,), "batches": (1, 2)}
+    trial = trial_of("fixed_size", settings=UNLOWERED, workload=WORKLOAD.model_copy(update=few))
+    evidence = count_compilations(trial, trial.compiled(batch_sizes=trial.batch_sizes))
+    buckets = len(trial.batch_sizes)
+    assert evidence.figures["bucket_compilations"].value == evidence.figures["compilations"].value == buckets
+    assert evidence.figures["recompiles_hidden"].value == evidence.figures["recompiles_announced"].value == buckets - 1
+    assert evidence.figures["recompiles_total"].value == evidence.figures["recompiles"].value == 0
+    # another batch, more variates, a longer context; the longer horizon fits the bucket of the longer context
+    assert evidence.figures["unannounced_compilations"].value == 3
+    assert [row["buckets"] for row in evidence.details["unannounced"]] == [1, 0, 1, 0, 1, 0, 0, 0]
+
+
+def warm_up(batch: int, *starts: CompileStart, samples: int = 0) -> ForecastTaken:
+    plan = PlannedForecast(4, 4, batch, samples, stage=Stage.WARM_UP)
+    return ForecastTaken(plan, 1.0, Phase("forecast", compile_starts=list(starts)))
+
+
+def test_one_compilation_per_announced_batch_is_explained_whether_hidden_or_logged() -> None:
+    all_at_once = [warm_up(1, start("0/0"), start("1/0"), start("2/0")), warm_up(2), warm_up(1, samples=8)]
+    when_met = [warm_up(1, start("0/0")), warm_up(2, start("0/1")), warm_up(1, start("0/2"), samples=8)]
+    assert announced_recompilations(all_at_once, announced=3) == announced_recompilations(when_met, announced=3) == 2
+
+
+def test_more_compilations_than_announced_batches_are_not_explained() -> None:
+    hidden = [warm_up(1, *(start(f"{frame}/0") for frame in range(6)))]
+    logged = [warm_up(1, start("0/0"), start("0/1"), start("0/2")), warm_up(2, start("0/3"), start("0/4"))]
+    assert announced_recompilations(hidden, announced=3) == 2
+    assert announced_recompilations(logged, announced=2) == 1
+
+
+def test_what_is_compiled_after_the_warm_up_is_never_explained() -> None:
+    late = ForecastTaken(PlannedForecast(5, 4, 2), 1.0, Phase("forecast", compile_starts=[start("1/0"), start("0/1")]))
+    assert announced_recompilations([warm_up(1, start("0/0")), late], announced=3) == 0
+
+
+def test_the_stall_is_the_slowest_first_forecast_over_the_second_of_its_shape() -> None:
+    run = [taken(8, 30.0, compilations=2), taken(8, 2.0), taken(4, 9.0, compilations=1), taken(4, 1.0)]
+    figures = unannounced_figures(run)
+    assert figures["unannounced_stall_s"].value == 28.0
+    assert figures["unannounced_compilations"].value == 3
+
+
+def test_a_refused_shape_is_told_and_takes_nothing_from_the_others() -> None:
+    refused = RefusedForecast(PlannedForecast(4, 4, batch=3), "ValueError: batch 3 was not announced")
+    evidence = recompile_evidence(
+        [taken(4, 1.0)], ActiveShares(), announced=1, unannounced=[refused, refused, taken(8, 3.0), taken(8, 2.0)]
+    )
+    assert evidence.figures["unannounced_stall_s"].value == 1.0
+    assert "1 more were refused" in evidence.figures["unannounced_compilations"].method
+    assert evidence.details["unannounced"][0]["error"] == "ValueError: batch 3 was not announced"
+    assert "refused" in unannounced_figures([refused])["unannounced_stall_s"].missing
+
+
+def test_the_decode_step_with_the_least_decides_and_the_prefill_is_told_apart() -> None:
+    shares = ActiveShares({"mean": {0: 0.1, 1: 0.9, 2: 0.8}, "samples": {0: 0.2, 1: 0.7, 2: 0.9}})
+    figures = recompile_evidence([taken(4, 1.0)], shares, announced=1).figures
+    assert figures["compile_active"].value == 0.7
+    assert figures["compile_active_prefill"].value == 0.1
+
+
+def test_shapes_nobody_announced_are_tried_only_where_announced_ones_compile_no_more() -> None:
+    limit = Event(kind=EventKind.RECOMPILE_LIMIT, severity=Severity.ERROR)
+    given_up = ForecastTaken(PlannedForecast(4, 4, 1, stage=Stage.WARM_UP), 1.0, Phase("forecast", events=[limit]))
+    assert has_settled([warm_up(1, start("0/0")), taken(4, 1.0)])
+    assert not has_settled([warm_up(1, start("0/0")), taken(4, 1.0, compilations=1)])
+    assert not has_settled([given_up, taken(4, 1.0)])
+
+
+def test_a_forecast_without_steps_leaves_the_share_unknown() -> None:
+    shares = ActiveShares({"mean": {0: 0.9, 1: 0.9}, "samples": {}})
+    assert shares.smallest(prefill=False) is shares.smallest(prefill=True) is None
+
+
+def test_without_a_decode_step_there_is_no_share_of_it() -> None:
+    figure = recompile_evidence([taken(4, 1.0)], ActiveShares({"mean": {0: 0.5}}), announced=1).figures
+    assert figure["compile_active"].value is None
+    assert figure["compile_active_prefill"].value == 0.5
+
+
 def taken(context: int, seconds: float, *, compilations: int = 0, samples: int = 0) -> ForecastTaken:
     phase = Phase("forecast", compile_starts=[start(f"{number}/0") for number in range(compilations)])
     return ForecastTaken(PlannedForecast(context, horizon=4, batch=1, samples=samples), seconds, phase)
@@ -158,7 +271,7 @@ def test_the_cold_compile_is_what_all_forecasts_that_compiled_took_longer_than_w
         taken(4, 50.0, compilations=22, samples=8),
     ]
     # the same shape warm took 2 and 4 at best; of the sampled shape there is no warm one, the fastest took 2
-    figure = recompile_evidence(run, StepActivity()).figures["cold_compile_s"]
+    figure = recompile_evidence(run, ActiveShares(), announced=1).figures["cold_compile_s"]
     assert figure.value == pytest.approx(68.0 + 26.0 + 48.0)
     assert "3 of 6 forecasts" in figure.method
 

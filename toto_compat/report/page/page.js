@@ -7,6 +7,7 @@ const EVENT_TITLES = {
   recompile: "Recompiles", graph_break: "Graph breaks", recompile_limit: "Recompile limit hit",
   cudagraph_skip: "CUDA graphs skipped", cudagraph_partition: "CUDA graph partitions",
   dynamic_shape: "Dynamic shapes", compile_setting: "Compile settings",
+  bucket_compile: "Buckets compiled", bucket_drop: "Buckets dropped",
 };
 const SVG = "http://www.w3.org/2000/svg";
 
