@@ -228,3 +228,36 @@ def test_reasons_are_one_line_without_control_characters() -> None:
     reason = judge(with_figures(good_result(), {Gate.MEMORY: missing}), GATES).gates[Gate.MEMORY].reason
     assert reason.isprintable()
     assert "by the kernel" in reason
+
+
+def grown(compiled: float, eager: float) -> CellResult:
+    result = with_figures(good_result(), {Gate.MEMORY_GROWTH: compiled})
+    evidence = result.evidence[Suite.MEMORY]
+    figures = evidence.figures | {"reference_memory_growth": Figure(value=eager, unit="MB a forecast")}
+    return with_suite(result, Suite.MEMORY, evidence.model_copy(update={"figures": figures}))
+
+
+@pytest.mark.parametrize(
+    ("compiled", "eager", "status"),
+    [
+        (0.001, 0.0, Status.PASS),
+        (1.0, 0.0, Status.FAIL),
+        (1.0, 1.0, Status.INCONCLUSIVE),
+        (0.0, 1.0, Status.INCONCLUSIVE),
+    ],
+)
+def test_growth_is_judged_only_where_upstream_eager_does_not_grow(
+    compiled: float, eager: float, status: Status
+) -> None:
+    found = judge(grown(compiled, eager), GATES).gates[Gate.MEMORY_GROWTH]
+    assert found.status is status
+    if status is Status.INCONCLUSIVE:
+        assert "upstream eager itself has 1 MB a forecast" in found.reason
+
+
+def test_growth_without_eagers_own_decides_nothing() -> None:
+    result = good_result()
+    evidence = result.evidence[Suite.MEMORY]
+    figures = {name: one for name, one in evidence.figures.items() if name != "reference_memory_growth"}
+    alone = with_suite(result, Suite.MEMORY, evidence.model_copy(update={"figures": figures}))
+    assert judge(alone, GATES).gates[Gate.MEMORY_GROWTH].status is Status.INCONCLUSIVE
