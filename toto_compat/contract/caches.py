@@ -74,6 +74,8 @@ SABOTAGES: Mapping[str, SabotagedCache] = {
         "CodeObjectPerStep", "recompiles", "a fresh code object per step: no recompile is logged"
     ),
     "eager_in_disguise": _static("EagerInDisguise", "compile_active", "claims to be compiled and runs eager"),
+    "hoards_memory": _static("HoardsMemory", "memory", "keeps four more copies of its buffers"),
+    "leaks_memory": _static("LeaksMemory", "memory_growth", "keeps 1 MB of every forecast"),
     "slow": _static("Slow", "speedup", "every step does its work many times over"),
 }
 
