@@ -111,7 +111,7 @@ def test_a_candidate_that_turns_precision_down_is_told_with_what_it_changed(
 
 
 @pytest.mark.cell
-@pytest.mark.parametrize("name", [Group.OBSERVE, Group.SPEED])
+@pytest.mark.parametrize("name", [Group.OBSERVE, Group.SPEED, Group.MEMORY])
 def test_cold_and_warm_starts_are_of_a_model_told_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Group
 ) -> None:
@@ -124,5 +124,6 @@ def test_cold_and_warm_starts_are_of_a_model_told_the_same(
         raise ValueError("enough")
 
     monkeypatch.setattr(Trial, "compiled", compiled)
-    run_group(quiet_request_in(tmp_path, Suite.RECOMPILE, Suite.SPEED), name, lambda _result: None)
+    request = quiet_request_in(tmp_path, Suite.RECOMPILE, Suite.MEMORY, Suite.SPEED)
+    run_group(request, name, lambda _result: None)
     assert told == [(1, 2, 16)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cell.suites.test_memory import memory_run
 from toto_compat.cell import run as cell
 from toto_compat.cell.group import GroupResult
 from toto_compat.cell.run import (
@@ -22,7 +23,6 @@ from toto_compat.cell.run import (
     run_one_group,
     seconds_allowed,
 )
-from toto_compat.cell.suites.memory import MemoryRun
 from toto_compat.cell.suites.speed import SpeedRun
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.request import CacheRequest, CellProfile, CellRequest, Device, Environment, Origin, Workload
@@ -52,11 +52,10 @@ def good_result(group: Group) -> GroupResult:
             timings: dict[str, tuple[float, ...]] = dict.fromkeys(
                 ("upstream_eager", "same_cache_eager", "compiled"), (10.0,) * 36
             )
-            memory = MemoryRun(steady_rss=110, peak_tree_rss=130)
             speed = SpeedRun(timings=timings, warm_start_s=2.0)
-            return GroupResult(measurements={Suite.SPEED: speed.model_dump(), Suite.MEMORY: memory.model_dump()})
-        case Group.MEMORY_REFERENCE:
-            memory = MemoryRun(steady_rss=100, peak_tree_rss=120)
+            return GroupResult(measurements={Suite.SPEED: speed.model_dump()})
+        case Group.MEMORY | Group.MEMORY_REFERENCE:
+            memory = memory_run(held=88 if group is Group.MEMORY else 64)
             return GroupResult(measurements={Suite.MEMORY: memory.model_dump()})
         case Group.OBSERVE:
             figures = {
@@ -116,6 +115,7 @@ def test_a_cell_that_goes_well_has_evidence_of_every_suite(tmp_path: Path) -> No
         "candidate",
         "compare",
         "speed",
+        "memory",
         "memory_reference",
         "cudagraph",
     ]
@@ -337,7 +337,7 @@ def test_one_repeat_that_fails_leaves_no_speed_to_judge(tmp_path: Path) -> None:
     result = run(tmp_path, groups, repeats=3)
     assert [name for name in groups.started if name.startswith("speed")] == ["speed", "speed-3"]
     assert result.evidence[Suite.SPEED].outcome is Outcome.ERROR
-    assert result.evidence[Suite.MEMORY].figures["memory"].value == 1.1  # measured in the first one, which went well
+    assert result.evidence[Suite.MEMORY].figures["memory"].value == 1.1
 
 
 def test_only_the_groups_of_the_suites_asked_for_run(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_only_the_groups_of_the_suites_asked_for_run(tmp_path: Path) -> None:
         "speed-2",
     ]
     request = request_in(tmp_path, suites=(Suite.MEMORY,), repeats=2)
-    assert [run.name for run in plan_groups(request)] == ["speed", "memory_reference"]
+    assert [run.name for run in plan_groups(request)] == ["memory", "memory_reference"]
 
 
 def test_groups_share_compiler_caches_inside_the_cell_and_the_predictor_uses_none(
@@ -457,12 +457,11 @@ def test_every_repeat_counts_for_a_suite_that_says_so_wherever_its_row_stands(tm
     """Not because it happens to be the last of its group: another row may come after it."""
     timings: dict[str, tuple[float, ...]] = dict.fromkeys(("upstream_eager", "same_cache_eager"), (10.0,) * 36)
     slow = SpeedRun(timings=timings | {"compiled": (40.0,) * 36}, warm_start_s=2.0)
-    memory = MemoryRun(steady_rss=110, peak_tree_rss=130)
 
     class OneSlowRepeat(Groups):
         def __call__(self, request_path: Path, run: GroupRun, output: Path) -> list[str]:
-            measured = {Suite.MEMORY: memory.model_dump(), Suite.SPEED: slow.model_dump()}
-            self.results = {Group.SPEED: GroupResult(measurements=measured)} if run.number == 3 else {}
+            measured = GroupResult(measurements={Suite.SPEED: slow.model_dump()})
+            self.results = {Group.SPEED: measured} if run.number == 3 else {}
             return super().__call__(request_path, run, output)
 
     evidence = run(tmp_path, OneSlowRepeat(), repeats=3).evidence

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from toto_compat.contract.statistics import (
     break_even,
+    growth_per_reading,
     null_limit,
     percentile,
     ratio_of_medians,
@@ -33,6 +34,37 @@ def test_equal_values_have_no_spread_even_when_they_are_zero() -> None:
     assert relative_spread([0.0, 0.0, 0.0]) == 0.0
     assert relative_spread([5.0, 5.0]) == 0.0
     assert relative_spread([9.0, 10.0, 11.0]) == pytest.approx(0.1)
+
+
+@given(st.floats(min_value=-10, max_value=10), st.integers(min_value=10, max_value=60))
+def test_readings_on_a_line_grow_by_its_slope(slope: float, count: int) -> None:
+    growth = growth_per_reading([7.0 + slope * number for number in range(count)])
+    assert (growth.low, growth.value, growth.high) == pytest.approx((slope, slope, slope), abs=1e-9)
+
+
+def test_noise_and_an_outlier_are_no_growth() -> None:
+    noise = random.Random(3)  # noqa: S311
+    readings = [100.0 + noise.gauss(0, 0.01) for _ in range(60)]
+    readings[57] += 50.0
+    growth = growth_per_reading(readings)
+    assert abs(growth.value) < 0.001
+    assert growth.low <= growth.value <= growth.high
+
+
+@pytest.mark.parametrize("period", [2, 3, 7, 30])
+def test_growth_in_stairs_is_growth(period: int) -> None:
+    assert growth_per_reading([float(number // period * period) for number in range(60)]).value > 0.5
+
+
+@pytest.mark.parametrize("moment", [5, 30, 54])
+def test_one_burst_is_growth_wherever_it_comes(moment: int) -> None:
+    growth = growth_per_reading([60.0 if number >= moment else 0.0 for number in range(60)])
+    assert growth.value >= 60 / 55
+
+
+def test_growth_needs_two_ends() -> None:
+    with pytest.raises(ValueError, match="10 readings"):
+        growth_per_reading([1.0] * 9)
 
 
 def test_the_interval_of_a_ratio_holds_the_ratio_and_is_the_same_each_time() -> None:

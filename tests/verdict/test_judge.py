@@ -236,3 +236,36 @@ def test_a_gate_without_a_default_judges_only_where_a_limit_is_set(gate: Gate) -
     assert gate not in judge(result, GATES).gates
     for limit, status in ((0.1, Status.FAIL), (0.3, Status.PASS)):
         assert judge(result, {**GATES, gate: GateLimit(max=limit)}).gates[gate].status is status
+
+
+def grown(compiled: float, eager: float) -> CellResult:
+    result = with_figures(good_result(), {Gate.MEMORY_GROWTH: compiled})
+    evidence = result.evidence[Suite.MEMORY]
+    figures = evidence.figures | {"reference_memory_growth": Figure(value=eager, unit="MB a forecast")}
+    return with_suite(result, Suite.MEMORY, evidence.model_copy(update={"figures": figures}))
+
+
+@pytest.mark.parametrize(
+    ("compiled", "eager", "status"),
+    [
+        (0.001, 0.0, Status.PASS),
+        (1.0, 0.0, Status.FAIL),
+        (1.0, 1.0, Status.INCONCLUSIVE),
+        (0.0, 1.0, Status.INCONCLUSIVE),
+    ],
+)
+def test_growth_is_judged_only_where_upstream_eager_does_not_grow(
+    compiled: float, eager: float, status: Status
+) -> None:
+    found = judge(grown(compiled, eager), GATES).gates[Gate.MEMORY_GROWTH]
+    assert found.status is status
+    if status is Status.INCONCLUSIVE:
+        assert "upstream eager itself has 1 MB a forecast" in found.reason
+
+
+def test_growth_without_eagers_own_decides_nothing() -> None:
+    result = good_result()
+    evidence = result.evidence[Suite.MEMORY]
+    figures = {name: one for name, one in evidence.figures.items() if name != "reference_memory_growth"}
+    alone = with_suite(result, Suite.MEMORY, evidence.model_copy(update={"figures": figures}))
+    assert judge(alone, GATES).gates[Gate.MEMORY_GROWTH].status is Status.INCONCLUSIVE

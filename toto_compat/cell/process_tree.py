@@ -1,8 +1,9 @@
 """Memory of this process and of everything it started, as the kernel tells it; and the words of those who lack it."""
 
+import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +21,7 @@ OUT_OF_MEMORY_TEXTS = (
     "unable to execute command: Killed",
 )
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_OWN_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 
 class TreePeak:
@@ -59,8 +61,38 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
+def own_bytes(pid: int) -> int:
+    """Memory that only ending the process gives back: anonymous and shared, in RAM or swapped out; 0 when it is gone.
+
+    Pages of mapped files are left out: the kernel drops and reads them again as it likes, and a fork has none of its
+    parent's until it touches them.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    fields = dict(line.split(":", 1) for line in lines if line.startswith(_OWN_FIELDS))
+    return sum(int(value.split()[0]) * 1024 for value in fields.values())
+
+
+def give_back_what_is_free() -> None:
+    """Have the C library return freed memory to the kernel; what one keeps that has no such call stays."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def tree_rss(root: int) -> int:
     """Resident memory of a process and all its descendants."""
+    return _over_the_tree(root, resident_bytes)
+
+
+def tree_own_bytes(root: int) -> int:
+    """What a process and all its descendants hold of their own."""
+    return _over_the_tree(root, own_bytes)
+
+
+def _over_the_tree(root: int, measure: Callable[[int], int]) -> int:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -73,6 +105,6 @@ def tree_rss(root: int) -> int:
     total, pending = 0, [root]
     while pending:
         pid = pending.pop()
-        total += resident_bytes(pid)
+        total += measure(pid)
         pending.extend(children.get(pid, []))
     return total

@@ -76,6 +76,8 @@ SABOTAGES: Mapping[str, SabotagedCache] = {
     "bucket_per_length": _static("BucketPerLength", "recompiles", "a bucket of its own for every length"),
     "compiled_crumb": _static("CompiledCrumb", "compile_active", "one compiled addition a step, the rest eager"),
     "eager_in_disguise": _static("EagerInDisguise", "compile_active", "claims to be compiled and runs eager"),
+    "hoards_memory": _static("HoardsMemory", "memory", "keeps four more copies of its buffers"),
+    "leaks_memory": _static("LeaksMemory", "memory_growth", "keeps 1 MB of every forecast"),
     "slow": _static("Slow", "speedup", "every step does its work many times over"),
 }
 

@@ -77,6 +77,7 @@ class GateRule:
     larger_is_better: bool = False
     comparison: Comparison = Comparison.STATUS
     margin: float = 0.10  # the smallest change that counts: 20 % must be seen, a few per cent come from memory layout
+    reference: str = ""  # the same figure of upstream eager: where that breaks the limit too, nothing is decided
     nan_is_a_fault: bool = False  # of the forecast; else NaN means that nothing was measured
     explained_by: tuple[EventKind, ...] = ()  # events that say why it failed
     only_on: Device | None = None  # elsewhere it is not applicable, and `elsewhere` says why
@@ -241,9 +242,18 @@ class Gate(Table):
         "memory",
         GateRule(
             suite=Suite.MEMORY,
-            meaning="Memory held once warm over that of upstream eager, each in a process of its own.",
+            meaning="Memory held beyond the imports, over upstream eager's plus 16 MB for every announced batch.",
             default=GateLimit(max=1.5),
             comparison=Comparison.MARGIN,
             column=Column("memory", pattern="{:.2f}x"),
+        ),
+    )
+    MEMORY_GROWTH = (
+        "memory_growth",
+        GateRule(
+            suite=Suite.MEMORY,
+            meaning="Memory in MB that each warm forecast leaves behind.",
+            default=GateLimit(max=0.05),
+            reference="reference_memory_growth",
         ),
     )

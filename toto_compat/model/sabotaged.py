@@ -13,7 +13,7 @@ from toto_compat.contract.request import CompileSettings
 from toto_compat.model.bound import CompileSpec, apply_settings
 from toto_compat.model.compile_step import RunStep
 from toto_compat.model.layer import CALLED
-from toto_compat.model.static_model import StaticModel
+from toto_compat.model.static_model import Context, StaticModel
 from toto_compat.model.static_step import PlainStep, StaticStep
 
 
@@ -152,6 +152,30 @@ class CompiledCrumb(StaticModel):
 class EagerInDisguise(StaticModel):
     def _compile(self, step: PlainStep) -> RunStep:
         return step.forward
+
+
+class HoardsMemory(StaticModel):
+    """Keeps four more copies of every buffer, as if to undo forecasts."""
+
+    def __init__(self, backbone: TotoBackbone, compile_spec: CompileSpec | None, *shapes: Any) -> None:
+        super().__init__(backbone, compile_spec, *shapes)
+        self._copies: list[Tensor] = []
+
+    def _compile(self, step: PlainStep) -> RunStep:
+        self._copies += [buffer.clone() for buffer in step.cache.tensors() for _ in range(4)]
+        return super()._compile(step)
+
+
+class LeaksMemory(StaticModel):
+    """Keeps 1 MB of every forecast."""
+
+    def __init__(self, backbone: TotoBackbone, compile_spec: CompileSpec | None, *shapes: Any) -> None:
+        super().__init__(backbone, compile_spec, *shapes)
+        self._kept: list[Tensor] = []
+
+    def _bucket(self, context: Context, batch: int, horizon_patches: int) -> Any:
+        self._kept.append(torch.ones(1 << 20, dtype=torch.uint8))  # not zeros: the kernel gives those when written to
+        return super()._bucket(context, batch, horizon_patches)
 
 
 class Slow(StaticModel):

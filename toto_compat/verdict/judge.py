@@ -101,7 +101,11 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit) -> JudgedGate:
 
     if why := _does_not_apply(result, gate, figure):
         return judged(Status.NOT_APPLICABLE, why)
-    if missing := _not_evidence(result, gate, evidence) or _no_figure(gate, evidence, figure):
+    if missing := (
+        _not_evidence(result, gate, evidence)
+        or _no_figure(gate, evidence, figure)
+        or _reference_is_no_better(gate, evidence, limit)
+    ):
         return judged(Status.INCONCLUSIVE, missing, _command_for_missing(result, suite))
     assert evidence is not None
     if evidence.outcome is Outcome.MODEL_FAILED:
@@ -169,6 +173,19 @@ def _no_figure(gate: Gate, evidence: SuiteEvidence | None, figure: Figure | None
     if math.isnan(figure.value) and not gate.rule.nan_is_a_fault:
         return "the figure is not a number"
     return ""
+
+
+def _reference_is_no_better(gate: Gate, evidence: SuiteEvidence | None, limit: GateLimit) -> str:
+    """Say that upstream eager breaks the limit too, so that the compiled forecast is not to blame; '' if it holds."""
+    if not gate.rule.reference or evidence is None or evidence.outcome is not Outcome.MEASURED:
+        return ""
+    reference = evidence.figures.get(gate.rule.reference)
+    if reference is None or reference.value is None:
+        return f"not measured: upstream eager's own {gate.value}"
+    if limit.admits(reference.value):
+        return ""
+    unit = f" {reference.unit}" if reference.unit else ""
+    return f"upstream eager itself has {reference.value:g}{unit}, limit {limit.text}"
 
 
 def _command_for_missing(result: CellResult, suite: Suite) -> str:
