@@ -80,10 +80,23 @@ def test_the_interval_of_a_ratio_holds_the_ratio_and_is_the_same_each_time() -> 
 
 def test_the_interval_is_wider_for_noisier_timings() -> None:
     noise = random.Random(5)  # noqa: S311
+    steady = [20.0] * 40
     quiet = [10.0 + noise.gauss(0, 0.1) for _ in range(40)]
     noisy = [10.0 + noise.gauss(0, 3.0) for _ in range(40)]
-    narrow, wide = ratio_of_medians(quiet, quiet), ratio_of_medians(noisy, noisy)
+    narrow, wide = ratio_of_medians(steady, quiet), ratio_of_medians(steady, noisy)
     assert wide.high - wide.low > narrow.high - narrow.low
+
+
+def test_what_both_share_does_not_widen_the_interval() -> None:
+    noise = random.Random(5)  # noqa: S311
+    mood = [1.0 + abs(noise.gauss(0, 0.5)) for _ in range(40)]
+    interval = ratio_of_medians([20.0 * one for one in mood], [10.0 * one for one in mood])
+    assert (interval.low, interval.high) == (pytest.approx(2.0), pytest.approx(2.0))
+
+
+def test_values_that_are_no_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match="rounds"):
+        ratio_of_medians([1.0, 2.0], [1.0])
 
 
 def test_break_even_counts_whole_forecasts() -> None:

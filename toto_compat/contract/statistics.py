@@ -9,6 +9,8 @@ from typing import TypeVar
 
 # Below this many timed forecasts a 95th percentile is one or two observations: not a figure to decide on.
 FEWEST_TIMED_FORECASTS = 30
+# A 99th percentile of fewer is the two or three slowest forecasts.
+FEWEST_FOR_P99 = 300
 _READINGS_AT_AN_END = 5
 
 _Contestant = TypeVar("_Contestant")
@@ -51,21 +53,32 @@ def relative_spread(values: Sequence[float]) -> float:
 def ratio_of_medians(
     numerator: Sequence[float], denominator: Sequence[float], *, resamples: int = 2000, seed: int = 1
 ) -> Interval:
-    """median(numerator) / median(denominator) with a percentile-bootstrap 95 % interval.
+    """Give median(numerator) / median(denominator) with a 95 % interval by a paired block bootstrap.
 
-    Both are resampled on their own: interleaving removes the drift they share, so no pairing is left to keep.
+    The values of one round were taken right after each other, and rounds next to each other share the machine's mood:
+    so rounds are resampled whole, in blocks of neighbours.
     """
+    rounds = len(numerator)
+    if rounds != len(denominator):
+        raise ValueError("values were not taken in rounds: there is not one of each")
     generator = random.Random(seed)  # noqa: S311 - resampling, no secret
-    ratios = sorted(
-        statistics.median(generator.choices(numerator, k=len(numerator)))
-        / statistics.median(generator.choices(denominator, k=len(denominator)))
-        for _ in range(resamples)
-    )
+    block = max(1, round(rounds**0.5))
+    ratios = []
+    for _ in range(resamples):
+        starts = (generator.randrange(rounds) for _ in range(-(-rounds // block)))
+        drawn = [(start + offset) % rounds for start in starts for offset in range(block)][:rounds]
+        ratios.append(statistics.median(numerator[i] for i in drawn) / statistics.median(denominator[i] for i in drawn))
+    ratios.sort()
     return Interval(
         value=statistics.median(numerator) / statistics.median(denominator),
         low=percentile(ratios, 0.025),
         high=percentile(ratios, 0.975),
     )
+
+
+def middle_range(values: Sequence[float]) -> float:
+    """The width of the middle four fifths: two outliers in thirty do not decide it."""
+    return percentile(values, 0.90) - percentile(values, 0.10)
 
 
 def growth_per_reading(readings: Sequence[float]) -> Interval:

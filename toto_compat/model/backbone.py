@@ -41,7 +41,20 @@ def build_backbone(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(workload.seed)
             backbone = TotoBackbone(**SHAPES[workload.model], use_memory_efficient_attention=bool(XFORMERS_AVAILABLE))
+            draw_constants(backbone)
     return backbone.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def draw_constants(backbone: TotoBackbone) -> None:
+    """Draw what torch begins with one value: a norm's weights are all 1, some biases all 0.
+
+    A cache that forgets to apply such a parameter would forecast right on untrained weights alone.
+    """
+    for parameter in backbone.parameters():
+        first = parameter.view(-1)[0]
+        if parameter.numel() > 1 and bool((parameter == first).all()):
+            parameter.add_(0.25 * (2.0 * torch.rand_like(parameter) - 1.0))
 
 
 def _load_checkpoint(folder: Path) -> TotoBackbone:
