@@ -40,7 +40,14 @@ def switches() -> dict[str, str]:
         for name, config in (("dynamo", dynamo_config), ("inductor", inductor_config)):
             values = config.shallow_copy_dict() if hasattr(config, "shallow_copy_dict") else {}
             values_by_name |= {f"{name}.{key}": value for key, value in values.items()}
-    return {name: repr(value) for name, value in values_by_name.items() if not callable(value)}
+    return {name: _told(value) for name, value in values_by_name.items() if not callable(value)}
+
+
+def _told(value: Any) -> str:
+    """Write a value the same way every time: equal sets come in orders that depend on how they were made."""
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(repr, value)))}}}"
+    return repr(value)
 
 
 def changed(before: dict[str, str], after: dict[str, str], settings: CompileSettings) -> tuple[str, ...]:
