@@ -68,3 +68,37 @@ def test_a_file_that_does_not_import_is_an_error_of_the_file(tmp_path: Path) -> 
 def test_a_class_that_is_not_in_the_file_is_told(mine: Path) -> None:
     with pytest.raises(InputError, match="no class 'Yours'"):
         load_user_cache(f"{mine}:Yours")
+
+
+def test_the_readmes_model_of_ones_own_compiles_and_forecasts_as_eager_does(tmp_path: Path) -> None:
+    readme = Path(__file__).parents[2] / "README.md"
+    blocks = readme.read_text(encoding="utf-8").split("```python\n")[1:]
+    (example,) = [block.split("```")[0] for block in blocks if "def bind(" in block]
+    path = tmp_path / "from_readme.py"
+    path.write_text(example, encoding="utf-8")
+    torch._dynamo.reset()
+    series = make_series(WORKLOAD, patch_size=32, context_patches=4, horizon_patches=2)
+    cache = CacheRequest(name="mine", source=f"{path}:MyModel")
+    backbone = build_backbone(WORKLOAD, dtype=torch.float32, device="cpu")
+    eager = bind(backbone, CacheRequest(name="upstream", source="builtin"))
+    for spec in (None, CompileSpec(settings=UNLOWERED)):
+        own = bind(backbone, cache, compile_spec=spec, max_patches=6, batch_sizes=(1,))
+        assert own.compiled is (spec is not None)
+        torch.testing.assert_close(own.generate_mean(series, 64), eager.generate_mean(series, 64))
+
+
+def test_what_a_bound_model_lacks_is_named_before_a_suite_stumbles_over_it(tmp_path: Path) -> None:
+    path = tmp_path / "half.py"
+    path.write_text(
+        "class Half:\n"
+        "    patch_size, cache_class, compiled, observer = 32, 'half', False, None\n"
+        "    @classmethod\n"
+        "    def bind(cls, backbone, **announced):\n"
+        "        return cls()\n",
+        encoding="utf-8",
+    )
+    backbone = build_backbone(WORKLOAD, dtype=torch.float32, device="cpu")
+    lacking = "no draws, generate_mean, generate_samples, teacher_forced"
+    with pytest.raises(InputError, match=lacking) as caught:
+        bind(backbone, CacheRequest(name="half", source=f"{path}:Half"))
+    assert caught.value.hint is not None and "README.md" in caught.value.hint
