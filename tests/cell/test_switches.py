@@ -46,6 +46,13 @@ def test_what_the_cell_itself_sets_is_not_held_against_the_candidate() -> None:
         assert changed(before, switches(), CompileSettings(recompile_limit=limit)) == ()
 
 
+def test_a_limit_raised_past_the_cells_own_is_a_change() -> None:
+    before, limit = switches(), dynamo_config.recompile_limit + 1
+    with dynamo_config.patch(recompile_limit=limit + 1000):
+        found = changed(before, switches(), CompileSettings(recompile_limit=limit))
+    assert any(f"to {limit + 1000}" in one for one in found)
+
+
 def test_lowered_precision_is_a_change() -> None:
     before, precision = switches(), torch.get_float32_matmul_precision()
     try:

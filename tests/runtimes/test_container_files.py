@@ -3,14 +3,13 @@
 import io
 import os
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import docker
 import pytest
 from docker.models.containers import Container
 
-from tests.runtimes.containers import identity, job_of, own_containers, run, small_image
+from tests.runtimes.containers import identity, job_of, own_containers, run
 from toto_compat.environments.engine import open_client
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.runtimes.cell_process import LOG_FILE
@@ -19,20 +18,6 @@ from toto_compat.runtimes.container_options import FIXED_UID, ContainerJob, invo
 from toto_compat.runtimes.containers import Containers
 
 pytestmark = pytest.mark.docker
-
-
-@pytest.fixture(scope="module")
-def image(client: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The small environment's image, for all tests of this file."""
-    with small_image(client, tmp_path_factory.mktemp("project")) as built:
-        yield built
-
-
-@pytest.fixture
-def cell(tmp_path: Path) -> Path:
-    folder = tmp_path / "cell"
-    folder.mkdir()
-    return folder
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="taking on other users' numbers needs root")
@@ -59,6 +44,10 @@ def test_a_user_who_is_not_root_runs_cells_as_himself(
     cell.mkdir()
     script = "import os, pathlib; pathlib.Path('made').write_text(str(os.getuid()))"
     job = job_of(image, cell, script)
+    # once as root: what is imported on the way may lie where that user cannot read
+    rehearsal = tmp_path / "rehearsal"
+    rehearsal.mkdir()
+    assert Containers(open_client()).run(job_of(image, rehearsal, script), lambda _: None).process.code == 0
     for path in (cell, *cell.rglob("*")):
         os.chown(path, uid, uid)
     socket_group = Path("/var/run/docker.sock").stat().st_gid

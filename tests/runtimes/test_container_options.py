@@ -5,13 +5,12 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import docker
 import pytest
 
-from tests.runtimes.containers import SMALL_LIMITS, job_of, run, small_image
+from tests.runtimes.containers import SMALL_LIMITS, job_of, run
 from toto_compat.contract.request import Device
 from toto_compat.matrix.request import cell_variables
 from toto_compat.runtimes.container_files import give_to, mounts_of
@@ -65,20 +64,6 @@ print("ANSWER", json.dumps({
     "environment": dict(os.environ),
 }))
 """.replace("SOURCE", SOURCE_FOLDER).replace("CELL", CELL_FOLDER)
-
-
-@pytest.fixture(scope="module")
-def image(client: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The small environment's image, for all tests of this file."""
-    with small_image(client, tmp_path_factory.mktemp("project")) as built:
-        yield built
-
-
-@pytest.fixture
-def cell(tmp_path: Path) -> Path:
-    folder = tmp_path / "cell"
-    folder.mkdir()
-    return folder
 
 
 @pytest.fixture(scope="module")

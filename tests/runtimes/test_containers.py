@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import docker
@@ -16,7 +16,7 @@ import pytest
 from docker.models.containers import Container
 
 from tests.environments.small_project import REPOSITORY
-from tests.runtimes.containers import job_of, own_containers, run, small_image
+from tests.runtimes.containers import job_of, own_containers, run
 from toto_compat.environments.engine import open_client
 from toto_compat.environments.leftovers import remove_leftovers
 from toto_compat.runtimes.cell_process import LOG_FILE
@@ -24,20 +24,6 @@ from toto_compat.runtimes.container_end import ContainerEnd
 from toto_compat.runtimes.containers import Containers
 
 pytestmark = pytest.mark.docker
-
-
-@pytest.fixture(scope="module")
-def image(client: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The small environment's image, for all tests of this file."""
-    with small_image(client, tmp_path_factory.mktemp("project")) as built:
-        yield built
-
-
-@pytest.fixture
-def cell(tmp_path: Path) -> Path:
-    folder = tmp_path / "cell"
-    folder.mkdir()
-    return folder
 
 
 def until(what: Callable[[], object], seconds: float = 60.0) -> None:

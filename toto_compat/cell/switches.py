@@ -51,13 +51,14 @@ def _told(value: Any) -> str:
 
 
 def changed(before: dict[str, str], after: dict[str, str], settings: CompileSettings) -> tuple[str, ...]:
-    """Name the switches that differ, but for those that the cell's own settings set."""
-    own = {"dynamo.capture_scalar_outputs"} if settings.capture_scalar_outputs else set()
+    """Name the switches that differ; those that the cell's own settings set may only have the value set there."""
+    own = {"dynamo.capture_scalar_outputs": "True"} if settings.capture_scalar_outputs else {}
     for name, names in CONFIG_NAMES.items():
-        if getattr(settings, name) is not None:
-            own |= {f"dynamo.{spelled}" for _, spelled in names}
+        value = getattr(settings, name)
+        if value is not None:
+            own |= {f"dynamo.{spelled}": _told(value) for _, spelled in names}
     return tuple(
         f"{name} from {before.get(name, 'nothing')} to {value}"
         for name, value in sorted(after.items())
-        if before.get(name) != value and name not in own
+        if value not in (before.get(name), own.get(name))
     )
