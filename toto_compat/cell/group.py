@@ -66,6 +66,7 @@ def run_group(request: CellRequest, group: Group, save: Callable[[GroupResult], 
         session, before = Session.of(request, quiet), switches()
         for result in _results(session, request, group):
             touched = changed(before, switches(), request.settings) if group.rule.imports_the_candidate else ()
+            touched += session.changed_elsewhere
             known = {"cache_class": session.cache_class, "changed": touched, "facts": torch_facts()}
             save(result.model_copy(update=known))
 

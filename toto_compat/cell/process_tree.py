@@ -1,4 +1,4 @@
-"""Memory of this process and of everything it started, as the kernel tells it; and the words of those who lack it."""
+"""Memory and processor time of a process and of everything it started, by the kernel; and the words for too little."""
 
 import ctypes
 import os
@@ -21,6 +21,7 @@ OUT_OF_MEMORY_TEXTS = (
     "unable to execute command: Killed",
 )
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _OWN_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 
@@ -90,6 +91,20 @@ def tree_rss(root: int) -> int:
 def tree_own_bytes(root: int) -> int:
     """What a process and all its descendants hold of their own."""
     return _over_the_tree(root, own_bytes)
+
+
+def cpu_ticks(pid: int) -> int:
+    """Processor time of a process and of its children that have ended; 0 when it is gone."""
+    try:
+        after_the_command = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(int(ticks) for ticks in after_the_command[11:15])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def tree_cpu_seconds(root: int) -> float:
+    """Processor time of a process and all its descendants."""
+    return _over_the_tree(root, cpu_ticks) / _TICKS_A_SECOND
 
 
 def _over_the_tree(root: int, measure: Callable[[int], int]) -> int:

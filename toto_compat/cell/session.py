@@ -1,14 +1,13 @@
 """What the suites of one process share: the trial, how hard to try, and the one model that they put on trial."""
 
 import json
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from toto_compat.cell.quiet import QuietLock
-from toto_compat.cell.trial import Trial, blaming_the_candidate, synchronise
+from toto_compat.cell.trial import Trial
 from toto_compat.contract.request import CellProfile, CellRequest
 from toto_compat.contract.suites import Group, Suite
 from toto_compat.model.bound import BoundModel
@@ -22,7 +21,8 @@ class Session:
     profile: CellProfile
     bound: BoundModel | None = None  # the candidate, once it was asked for
     work: Path = Path()  # the cell's folder, where its processes leave files for each other
-    _first_forecast_s: float | None = field(default=None, init=False)
+    cache_class_elsewhere: str = ""  # what a process that this one started has bound
+    changed_elsewhere: tuple[str, ...] = ()  # switches of torch that the candidate changed there
 
     @classmethod
     def of(cls, request: CellRequest, quiet: QuietLock) -> Self:
@@ -37,7 +37,7 @@ class Session:
     @property
     def cache_class(self) -> str:
         """The class that was bound; empty while nothing is."""
-        return self.bound.cache_class if self.bound is not None else ""
+        return self.bound.cache_class if self.bound is not None else self.cache_class_elsewhere
 
     @property
     def candidate(self) -> BoundModel:
@@ -52,16 +52,3 @@ class Session:
         if self.bound is None:
             self.bound = self.trial.compiled()
         return self.bound
-
-    def first_forecast_seconds(self) -> float:
-        """Take the candidate's first forecast in this process, once, and say how long it took."""
-        if self._first_forecast_s is None:
-            candidate, trial = self.candidate, self.trial
-            context, horizon = trial.workload.context_patches[0], trial.workload.horizon_patches[0]
-            series = trial.series(candidate.patch_size, context, horizon)
-            with blaming_the_candidate():
-                start = time.perf_counter()
-                candidate.generate_mean(series, horizon * candidate.patch_size)
-                synchronise(trial.device)
-                self._first_forecast_s = time.perf_counter() - start
-        return self._first_forecast_s

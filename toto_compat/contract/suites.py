@@ -95,7 +95,7 @@ class Suite(Table):
     )
     SPEED = (
         "speed",
-        SuiteRule(version=2, runners={Group.SPEED: "speed:run_speed"}, combine="speed:combine", over_repeats=True),
+        SuiteRule(version=3, runners={Group.SPEED: "speed:run_speed"}, combine="speed:combine", over_repeats=True),
     )
 
 

@@ -218,6 +218,15 @@ class Gate(Table):
             column=Column("CUDA graphs", shown_if_not_applicable=True),
         ),
     )
+    TIMED_FORECASTS = (
+        "timed_forecasts",
+        GateRule(
+            suite=Suite.SPEED,
+            meaning="Error of the forecasts that were timed, over what eager's own noise allows.",
+            default=GateLimit(max=1.0),
+            nan_is_a_fault=True,
+        ),
+    )
     SPEEDUP = (
         "speedup",
         GateRule(

@@ -2,10 +2,11 @@
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.cell.small_trials import UNLOWERED, WORKLOAD, trial_of
 from toto_compat.cell.live import CompilerWatch
@@ -18,7 +19,7 @@ from toto_compat.cell.suites.recompile import (
     profiled_forecasts,
     take_planned,
 )
-from toto_compat.cell.suites.speed import Contestant, SpeedRun, speed_evidence, time_in_turns
+from toto_compat.cell.suites.speed import Contest, SpeedRun, speed_evidence
 from toto_compat.contract.caches import SABOTAGES
 from toto_compat.contract.result import Figure
 from toto_compat.contract.torch_releases import config_name
@@ -143,17 +144,37 @@ def test_a_compiled_step_leaves_compile_active_green(twin: str) -> None:
     assert active_share_of(twin) >= ACTIVE_NEEDED
 
 
+class InThisProcess:
+    """A contestant without a process of its own, so that the process's clock can take its time."""
+
+    def __init__(self, name: str, forecast: Callable[[], Tensor]) -> None:
+        self.name = name
+        self._forecast = forecast
+
+    def forecast(self, _series: bytes, _horizon_steps: int) -> Tensor:
+        return self._forecast()
+
+    def cpu_seconds(self) -> float:
+        return 0.0
+
+
 def speedup_of(cache: str, model: BoundModel, *, horizon: int) -> float:
     """By the process's own clock: what other processes do to this machine is not the cache's fault."""
     trial = trial_of(cache)
     upstream = trial.eager()
     series = trial.series(upstream.patch_size, 4, horizon)
-    contestants = [
-        Contestant("upstream_eager", lambda: upstream.generate_mean(series, horizon * upstream.patch_size)),
-        Contestant("compiled", lambda: model.generate_mean(series, horizon * upstream.patch_size)),
-    ]
-    time_in_turns(contestants, 2, clock=time.process_time, synchronise=lambda: None)
-    timings = time_in_turns(contestants, 30, clock=time.process_time, synchronise=lambda: None)
+    steps = horizon * upstream.patch_size
+    contest = Contest(
+        [
+            InThisProcess("upstream_eager", lambda: upstream.generate_mean(series, steps)),
+            InThisProcess("compiled", lambda: model.generate_mean(series, steps)),
+        ],
+        lambda: (series, b""),
+        steps,
+        clock=time.process_time,
+    )
+    contest.rounds(2)
+    timings, _ = contest.rounds(30)
     timings["same_cache_eager"] = timings["upstream_eager"]
     run = SpeedRun(timings={name: tuple(values) for name, values in timings.items()}, warm_start_s=0.0)
     value = speed_evidence([run], cold_compile_s=Figure(value=0.0)).figures["speedup"].value

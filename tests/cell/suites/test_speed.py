@@ -3,22 +3,18 @@
 import itertools
 import shutil
 import subprocess
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from toto_compat.cell.quiet import QuietLock
 from toto_compat.cell.suites.speed import (
-    Contestant,
+    Contest,
     SpeedRun,
+    busy_in_others_turns,
     machine_conditions,
-    run_speed,
     speed_evidence,
-    time_in_turns,
 )
-from toto_compat.contract.request import CacheRequest, CellProfile, Workload
 from toto_compat.contract.result import Figure, Kind
 
 COLD = Figure(value=40.0, unit="s")
@@ -40,37 +36,85 @@ def run_of(eager: float, same_cache: float, compiled: float, count: int = 36) ->
     )
 
 
-def test_the_device_is_synchronised_before_each_timestamp() -> None:
-    calls: list[str] = []
-    ticks = itertools.count()
+class StandIn:
+    """Takes part without a process: notes when it was asked and what."""
 
-    def clock() -> float:
-        calls.append("clock")
-        return next(ticks)
+    def __init__(self, name: str, asked: list[tuple[str, bytes]], takes: Callable[[], None] = lambda: None) -> None:
+        self.name = name
+        self._asked = asked
+        self._takes = takes
 
-    contestants = [Contestant(name, lambda name=name: calls.append(name)) for name in ("a", "b")]  # type: ignore[misc]
-    time_in_turns(contestants, 1, clock=clock, synchronise=lambda: calls.append("sync"))
-    assert calls == ["sync", "clock", "a", "sync", "clock", "sync", "clock", "b", "sync", "clock"]
+    def forecast(self, series: bytes, horizon_steps: int) -> Any:
+        self._asked.append((self.name, series))
+        self._takes()
+        return f"{self.name} {horizon_steps}"
+
+    def cpu_seconds(self) -> float:
+        return 0.0
+
+
+def contest_of(contestants: Sequence[StandIn], clock: Callable[[], float] = lambda: 0.0) -> Contest:
+    numbers = itertools.count()
+
+    def new_series() -> tuple[Any, bytes]:
+        number = next(numbers)
+        return number, str(number).encode()
+
+    return Contest(contestants, new_series, 64, clock=clock)
 
 
 def test_contestants_take_turns_and_each_round_starts_with_another() -> None:
-    order: list[str] = []
-    contestants = [Contestant(name, lambda name=name: order.append(name)) for name in "abc"]  # type: ignore[misc]
-    time_in_turns(contestants, 4, clock=lambda: 0.0, synchronise=lambda: None)
-    assert "".join(order) == "abc" + "bca" + "cab" + "abc"
+    asked: list[tuple[str, bytes]] = []
+    contest_of([StandIn(name, asked) for name in "abc"]).rounds(4)
+    assert "".join(name for name, _ in asked) == "abc" + "bca" + "cab" + "abc"
+
+
+def test_every_round_is_about_a_series_of_its_own_and_everybody_gets_it() -> None:
+    asked: list[tuple[str, bytes]] = []
+    contest = contest_of([StandIn(name, asked) for name in "ab"])
+    forecasts: list[Any] = contest.rounds(3)[1]
+    assert [series for _, series in asked] == [b"0", b"0", b"1", b"1", b"2", b"2"]
+    assert forecasts == [(number, {"a": "a 64", "b": "b 64"}) for number in range(3)]
+    contest.rounds(1)
+    assert asked[-1][1] == b"3"
 
 
 def test_a_timing_is_the_time_of_its_own_forecast_in_milliseconds() -> None:
     now = [0.0]
 
-    def takes(seconds: float) -> Contestant:
-        def forecast() -> None:
+    def takes(seconds: float) -> StandIn:
+        def pass_time() -> None:
             now[0] += seconds
 
-        return Contestant(f"{seconds}", forecast)
+        return StandIn(f"{seconds}", [], pass_time)
 
-    timings = time_in_turns([takes(0.5), takes(2.0)], 2, clock=lambda: now[0], synchronise=lambda: None)
+    timings, _ = contest_of([takes(0.5), takes(2.0)], clock=lambda: now[0]).rounds(2)
     assert timings == {"0.5": [500.0, 500.0], "2.0": [2000.0, 2000.0]}
+
+
+def test_who_works_in_the_others_turns_is_named() -> None:
+    timings = {"upstream_eager": [1000.0] * 10, "compiled": [200.0] * 10}
+    assert busy_in_others_turns(timings, [10.0, 2.0], threads=1) == ()
+    assert busy_in_others_turns(timings, [20.0, 4.0], threads=2) == ()
+    (told,) = busy_in_others_turns(timings, [10.0, 9.0], threads=1)
+    assert told == "compiled used 9.0 s of processor time, its own turns took 2.0 s"
+
+
+def test_a_contestant_that_works_in_the_others_turns_leaves_no_speedup() -> None:
+    busy = run_of(100, 80, 25).model_copy(update={"busy_in_others_turns": ("compiled used 9 s",)})
+    figures = speed_evidence([run_of(100, 80, 25), busy], cold_compile_s=COLD).figures
+    for name in ("speedup", "speedup_same_cache", "latency_stability"):
+        assert figures[name].value is None
+        assert "compiled used 9 s" in figures[name].missing
+
+
+def test_the_worst_of_the_timed_forecasts_counts_and_none_may_be_unseen() -> None:
+    def figure(*ratios: float | None) -> Figure:
+        runs = [run_of(100, 80, 25).model_copy(update={"timed_forecasts": ratio}) for ratio in ratios]
+        return speed_evidence(runs, cold_compile_s=COLD).figures["timed_forecasts"]
+
+    assert figure(0.4, 3.0, 0.5).value == 3.0
+    assert figure(0.4, None).value is None
 
 
 def test_the_worst_repeat_decides_the_speedup() -> None:
@@ -160,45 +204,6 @@ def test_a_process_that_compiled_cold_has_no_warm_start() -> None:
     assert "recompile suite" in figures["warm_start_s"].missing
     assert figures["break_even_warm"].value is None
     assert figures["break_even_cold"].value is not None
-
-
-class StandInModel:
-    """Forecasts nothing, or raises."""
-
-    patch_size = 32
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self._error = error
-
-    def generate_mean(self, *_: object) -> None:
-        if self._error is not None:
-            raise self._error
-
-
-def contest(*, eager: StandInModel, compiled: StandInModel) -> SpeedRun:
-    trial: Any = SimpleNamespace(
-        workload=Workload(),
-        device="cpu",
-        cache=CacheRequest(name="upstream", source="builtin"),
-        quiet=QuietLock(None),
-        eager=lambda _cache: eager,
-        series=lambda *_: None,
-    )
-    session: Any = SimpleNamespace(
-        trial=trial, profile=CellProfile(iterations=1), candidate=compiled, first_forecast_seconds=lambda: 1.0
-    )
-    return run_speed(session)
-
-
-@pytest.mark.cell
-def test_only_the_compiled_contestant_is_evidence_against_the_candidate() -> None:
-    from toto_compat.cell.trial import CandidateError
-
-    contest(eager=StandInModel(), compiled=StandInModel())
-    with pytest.raises(ValueError, match="wrong shape"):
-        contest(eager=StandInModel(ValueError("wrong shape")), compiled=StandInModel())
-    with pytest.raises(CandidateError, match="wrong shape"):
-        contest(eager=StandInModel(), compiled=StandInModel(ValueError("wrong shape")))
 
 
 def test_conditions_name_the_load() -> None:
