@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from tests.cell.small_trials import WORKLOAD, trial_of
+from toto_compat.cell.contest import Contest
 from toto_compat.cell.contestant import Contestant, ContestantError, series_bytes
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites import speed
-from toto_compat.cell.suites.speed import COMPILED, Contest, SpeedRun, make_contestant, new_series, run_speed
+from toto_compat.cell.suites.speed import make_contestant, new_series, run_speed
+from toto_compat.cell.suites.speed_figures import COMPILED, SpeedRun
 from toto_compat.contract.request import CellProfile, CompileSettings
 from toto_compat.contract.result import Outcome, SuiteEvidence
 from toto_compat.model.series import Series
@@ -229,7 +231,7 @@ def test_only_the_compiled_contestant_is_evidence_against_the_candidate(monkeypa
     assert against.outcome is Outcome.MODEL_FAILED
 
     monkeypatch.setattr(speed, "make_contestant", lambda trial, _name: Raises(trial.eager()))
-    monkeypatch.setattr(speed.Contest, "first", lambda *_: 0.0)
+    monkeypatch.setattr(Contest, "first", lambda *_: 0.0)
     nobody = run_speed(Session(trial_of("upstream", workload=WORKLOAD), CellProfile(iterations=1)))
     assert isinstance(nobody, SuiteEvidence)
     assert nobody.outcome is Outcome.ERROR

@@ -23,7 +23,7 @@ from toto_compat.cell.run import (
     run_one_group,
     seconds_allowed,
 )
-from toto_compat.cell.suites.speed import SpeedRun
+from toto_compat.cell.suites.speed_figures import SpeedRun
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.request import CacheRequest, CellProfile, CellRequest, Device, Environment, Origin, Workload
 from toto_compat.contract.result import CellResult, Failure, Figure, Outcome, Provenance, SuiteEvidence

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from toto_compat.cell.suites.speed import SpeedRun, speed_evidence
+from toto_compat.cell.suites.speed_figures import SpeedRun, speed_evidence
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.request import (
@@ -107,6 +107,7 @@ def speed_run(*, upstream_ms: float, cache_ms: float, compiled_ms: float, seed: 
             "compiled": timings(compiled_ms),
         },
         warm_start_s=4.2,
+        timed_forecasts=0.5,
     )
 
 

@@ -55,7 +55,7 @@ def test_missing_evidence_is_inconclusive_and_says_how_to_get_it(gate: Gate) -> 
 def test_an_error_of_the_harness_is_evidence_of_nothing() -> None:
     error = suite_error(Suite.SPEED, Outcome.ERROR, "killed by signal 9")
     judged = judge(with_suite(good_result(), Suite.SPEED, error), GATES)
-    assert (judged.verdict, judged.decided_by) == (Status.INCONCLUSIVE, Gate.SPEEDUP)
+    assert (judged.verdict, judged.decided_by) == (Status.INCONCLUSIVE, Gate.TIMED_FORECASTS)
     assert "killed by signal 9" in judged.gates[Gate.SPEEDUP].reason
 
 

@@ -95,7 +95,9 @@ class Suite(Table):
     )
     SPEED = (
         "speed",
-        SuiteRule(version=3, runners={Group.SPEED: "speed:run_speed"}, combine="speed:combine", over_repeats=True),
+        SuiteRule(
+            version=3, runners={Group.SPEED: "speed:run_speed"}, combine="speed_figures:combine", over_repeats=True
+        ),
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.cell.small_trials import UNLOWERED, WORKLOAD, trial_of
+from toto_compat.cell.contest import Contest
 from toto_compat.cell.live import CompilerWatch
 from toto_compat.cell.suites.equivalence.compare import CONTROL, compare, equivalence_figure
 from toto_compat.cell.suites.equivalence.reference import quantities, reference_on
@@ -19,7 +20,7 @@ from toto_compat.cell.suites.recompile import (
     profiled_forecasts,
     take_planned,
 )
-from toto_compat.cell.suites.speed import Contest, SpeedRun, speed_evidence
+from toto_compat.cell.suites.speed_figures import SpeedRun, speed_evidence
 from toto_compat.contract.caches import SABOTAGES
 from toto_compat.contract.result import Figure
 from toto_compat.contract.torch_releases import config_name

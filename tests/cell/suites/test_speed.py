@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from toto_compat.cell.suites.speed import (
-    Contest,
-    SpeedRun,
-    busy_in_others_turns,
-    machine_conditions,
-    speed_evidence,
-)
+from toto_compat.cell.contest import Contest
+from toto_compat.cell.machine_conditions import machine_conditions
+from toto_compat.cell.suites.speed_figures import SpeedRun, busy_in_others_turns, speed_evidence
 from toto_compat.contract.result import Figure, Kind
 
 COLD = Figure(value=40.0, unit="s")

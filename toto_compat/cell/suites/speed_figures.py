@@ -1,0 +1,221 @@
+"""What a contest's timings become: figures of one or several processes, with their spread."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from toto_compat.contract.result import Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.statistics import (
+    FEWEST_FOR_P99,
+    FEWEST_TIMED_FORECASTS,
+    Interval,
+    break_even,
+    middle_range,
+    percentile,
+    ratio_of_medians,
+    relative_spread,
+)
+from toto_compat.contract.strict_model import StrictModel
+from toto_compat.contract.suites import Group, Suite
+
+UPSTREAM_EAGER = "upstream_eager"
+SAME_CACHE_EAGER = "same_cache_eager"
+COMPILED = "compiled"
+
+UNSTABLE = 0.5  # of its median: eager's own middle range, from which on nothing is told. This project's choice
+# Processor time over what a contestant's own turns give it: more was spent in the others' turns. This project's choice
+BUSY_IN_OTHERS_TURNS = 1.5
+
+METHOD = (
+    "generate_mean at the smallest context and the first horizon; every contestant is a process of its own, and one in "
+    "which no cache of a user was imported takes the time; the contestants take turns in a rotating order, each round "
+    "on a series that nobody has met before; the device is synchronised before a forecast counts as done; compile and "
+    "warm-up lie before the loop; the forecasts that were timed are held against upstream eager's afterwards"
+)
+
+
+class SpeedRun(StrictModel):
+    """Holds what one contest measured; the orchestrator makes figures of one or several of them."""
+
+    timings: dict[str, tuple[float, ...]]  # contestant -> milliseconds per forecast, in the order they were taken
+    warm_start_s: float  # first compiled forecast minus a warm one; warm if another process filled the inductor cache
+    conditions: dict[str, Any] = Field(default={})
+    timed_forecasts: float | None = None  # worst error of a timed forecast over what is allowed
+    busy_in_others_turns: tuple[str, ...] = ()  # contestants that were, and how much
+
+
+def busy_in_others_turns(
+    timings: Mapping[str, Sequence[float]], used: Sequence[float], *, threads: int
+) -> tuple[str, ...]:
+    """Name who used more of the processors than its own turns account for: it slowed the others down."""
+    told = []
+    for (name, milliseconds), seconds in zip(timings.items(), used, strict=True):
+        turns = sum(milliseconds) / 1000.0
+        if seconds > BUSY_IN_OTHERS_TURNS * turns * threads + 1.0:
+            told.append(f"{name} used {seconds:.1f} s of processor time, its own turns took {turns:.1f} s")
+    return tuple(told)
+
+
+def combine(
+    measurements: Mapping[Group, Sequence[Mapping[str, Any]]], evidence: Mapping[Suite, SuiteEvidence]
+) -> SuiteEvidence:
+    """Make evidence of all repeats; the recompile suite's process met an empty inductor cache and filled it."""
+    observed = evidence.get(Suite.RECOMPILE)
+    finished = observed if observed is not None and observed.outcome is Outcome.MEASURED else None
+    cold_compile = finished.figures.get("cold_compile_s") if finished is not None else None
+    return speed_evidence(
+        [SpeedRun.model_validate(run) for run in measurements[Group.SPEED]],
+        cold_compile_s=cold_compile
+        or Figure(
+            value=None,
+            unit="s",
+            missing="the recompile suite sees the cold compile, and it did not finish or was not asked for",
+        ),
+        inductor_cache_filled=finished is not None,
+    )
+
+
+def speed_evidence(
+    runs: Sequence[SpeedRun], *, cold_compile_s: Figure, inductor_cache_filled: bool = True
+) -> SuiteEvidence:
+    """Figures over all repeats: the worst repeat decides the speedup, percentiles are over all of them.
+
+    `inductor_cache_filled`: another process had compiled the same before, so that these started warm.
+    """
+    counts = [len(run.timings[COMPILED]) for run in runs]
+    pooled = {name: [ms for run in runs for ms in run.timings[name]] for name in runs[0].timings}
+    enough = min(counts) >= FEWEST_TIMED_FORECASTS
+    too_few = (
+        ""
+        if enough
+        else f"{min(counts)} timed forecasts in a repeat; {FEWEST_TIMED_FORECASTS} are needed: "
+        "raise iterations or forecasts_per_iteration of the profile"
+    )
+    busy = "; ".join(one for run in runs for one in run.busy_in_others_turns)
+    figures: dict[str, Figure] = {"timed_forecasts": timed_figure(runs)}
+    if enough and not busy:
+        over_upstream = [ratio_of_medians(run.timings[UPSTREAM_EAGER], run.timings[COMPILED]) for run in runs]
+        over_same_cache = [ratio_of_medians(run.timings[SAME_CACHE_EAGER], run.timings[COMPILED]) for run in runs]
+        worst = min(over_upstream, key=lambda interval: interval.low)
+        figures["speedup"] = Figure(
+            value=worst.low,
+            unit="x",
+            low=worst.low,
+            high=worst.high,
+            method="upstream eager / compiled, ratio of medians; low end of the 95 % interval (paired block "
+            "bootstrap), "
+            "worst repeat",
+        )
+        figures["speedup_same_cache"] = _worst(over_same_cache)
+        figures["latency_stability"] = stability_figure(runs)
+        figures["latency_sigma"] = Figure(
+            value=max(relative_spread(run.timings[COMPILED]) for run in runs),
+            method="sigma / mean of the warm compiled latency, worst repeat; one outlier in thirty decides it",
+        )
+    else:
+        why = too_few or f"a contestant worked while others were timed: {busy}"
+        for name in ("speedup", "speedup_same_cache", "latency_stability", "latency_sigma"):
+            figures[name] = Figure(value=None, missing=why)
+    for share, name in ((0.50, "p50_ms"), (0.95, "p95_ms")):
+        figures[name] = _percentile_figure(pooled[COMPILED], share, too_few)
+    timed = len(pooled[COMPILED])
+    too_few_for_p99 = f"{timed} timed forecasts, {FEWEST_FOR_P99} are needed" if timed < FEWEST_FOR_P99 else ""
+    figures["p99_ms"] = _percentile_figure(pooled[COMPILED], 0.99, too_few or too_few_for_p99)
+    figures["eager_p50_ms"] = _percentile_figure(pooled[UPSTREAM_EAGER], 0.50, too_few)
+    figures["same_cache_eager_p50_ms"] = _percentile_figure(pooled[SAME_CACHE_EAGER], 0.50, too_few)
+    figures["cold_compile_s"] = cold_compile_s
+    figures["warm_start_s"] = (
+        Figure(
+            value=statistics.median(run.warm_start_s for run in runs),
+            unit="s",
+            method="first forecast of a new process with a filled inductor cache, minus a warm one; what later shapes "
+            "compile is not in it",
+        )
+        if inductor_cache_filled
+        else Figure(
+            value=None,
+            unit="s",
+            missing="the recompile suite fills the inductor cache, and it did not finish or was not asked for",
+        )
+    )
+    eager_ms, compiled_ms = statistics.median(pooled[UPSTREAM_EAGER]), statistics.median(pooled[COMPILED])
+    figures["break_even_cold"] = _break_even_figure(cold_compile_s.value, eager_ms, compiled_ms)
+    figures["break_even_warm"] = _break_even_figure(figures["warm_start_s"].value, eager_ms, compiled_ms)
+    return SuiteEvidence(
+        suite=Suite.SPEED,
+        outcome=Outcome.MEASURED,
+        method=METHOD,
+        figures=figures,
+        details={
+            "timings": {name: [round(ms, 4) for ms in values] for name, values in pooled.items()},
+            "forecasts_per_repeat": counts,
+            "conditions": [run.conditions for run in runs],
+        },
+    )
+
+
+def timed_figure(runs: Sequence[SpeedRun]) -> Figure:
+    """How far the timed forecasts were from upstream eager's, over what is allowed."""
+    ratios = [run.timed_forecasts for run in runs if run.timed_forecasts is not None]
+    if len(ratios) < len(runs):
+        return Figure(value=None, missing="the forecasts that were timed were not looked at")
+    return Figure(
+        value=max(ratios),
+        method="error of the compiled forecasts that were timed over what is allowed: three of each process, drawn "
+        "afterwards, by equivalence's rule, all others by ten times the largest error allowed there; the worst",
+    )
+
+
+def stability_figure(runs: Sequence[SpeedRun]) -> Figure:
+    """How much more a warm compiled forecast varies than upstream eager's does in the same minutes, in milliseconds.
+
+    Against eager, and not against its own mean: a forecast that is four times as fast feels the same hiccup of the
+    machine four times as much. Where eager itself varies by half its length nothing can be told.
+    """
+    ratios = []
+    for run in runs:
+        eager, compiled = run.timings[UPSTREAM_EAGER], run.timings[COMPILED]
+        if middle_range(eager) > UNSTABLE * statistics.median(eager):
+            return Figure(
+                value=None,
+                unit="x",
+                missing=f"upstream eager itself varies by {middle_range(eager):.1f} ms around "
+                f"{statistics.median(eager):.1f} ms here: run it on a quieter machine",
+            )
+        # a machine too quiet to measure: a hundredth of the forecast is as good as nothing
+        ratios.append(middle_range(compiled) / max(middle_range(eager), 0.01 * statistics.median(eager)))
+    return Figure(
+        value=max(ratios),
+        unit="x",
+        method="width of the middle four fifths of the warm compiled latency over upstream eager's, worst repeat",
+    )
+
+
+def _worst(intervals: Sequence[Interval]) -> Figure:
+    worst = min(intervals, key=lambda interval: interval.low)
+    return Figure(
+        value=worst.value,
+        unit="x",
+        low=worst.low,
+        high=worst.high,
+        method="same cache eager / compiled, ratio of medians with its 95 % bootstrap interval, worst repeat",
+    )
+
+
+def _percentile_figure(values: Sequence[float], share: float, too_few: str) -> Figure:
+    if too_few:
+        return Figure(value=None, unit="ms", missing=too_few)
+    return Figure(value=percentile(values, share), unit="ms", method=f"{share:.0%} of {len(values)} timed forecasts")
+
+
+def _break_even_figure(compile_seconds: float | None, eager_ms: float, compiled_ms: float) -> Figure:
+    if compile_seconds is None:
+        return Figure(value=None, unit="forecasts", missing="the compile time was not measured")
+    forecasts = break_even(compile_seconds, eager_ms, compiled_ms)
+    if forecasts is None:
+        return Figure(value=None, unit="forecasts", missing="never: compiled is not faster than upstream eager")
+    return Figure(
+        value=forecasts, unit="forecasts", kind=Kind.REPORTED, method="compile time / median saving per forecast"
+    )
