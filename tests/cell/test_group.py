@@ -117,13 +117,13 @@ def test_cold_and_warm_starts_are_of_a_model_told_the_same(
 ) -> None:
     from toto_compat.cell.trial import Trial
 
-    told: list[object] = []
-
     def compiled(_trial: Trial, *, batch_sizes: object = ()) -> None:
-        told.append(batch_sizes)
-        raise ValueError("enough")
+        raise ValueError(f"told {batch_sizes}")
 
     monkeypatch.setattr(Trial, "compiled", compiled)
     request = quiet_request_in(tmp_path, Suite.RECOMPILE, Suite.MEMORY, Suite.SPEED)
-    run_group(request, name, lambda _result: None)
-    assert told == [(1, 2, 16)]
+    saved: list[GroupResult] = []
+    run_group(request, name, saved.append)
+    (evidence,) = saved[-1].evidence.values()
+    assert evidence.failure is not None
+    assert evidence.failure.message == "ValueError: told (1, 2, 16)"
