@@ -164,7 +164,7 @@ def timed_figure(runs: Sequence[SpeedRun]) -> Figure:
     return Figure(
         value=max(ratios),
         method="error of the compiled forecasts that were timed over what is allowed: three of each process, drawn "
-        "afterwards, by equivalence's rule, all others by ten times the largest error allowed there; the worst",
+        "afterwards, by equivalence's rule, all others by a hundred times the largest error allowed there; the worst",
     )
 
 
