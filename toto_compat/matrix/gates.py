@@ -78,6 +78,7 @@ class GateRule:
     comparison: Comparison = Comparison.STATUS
     margin: float = 0.10  # the smallest change that counts: 20 % must be seen, a few per cent come from memory layout
     reference: str = ""  # the same figure of upstream eager: where that breaks the limit too, nothing is decided
+    is_a_time: bool = False  # decides nothing where the machine was disturbed while it was taken
     nan_is_a_fault: bool = False  # of the forecast; else NaN means that nothing was measured
     explained_by: tuple[EventKind, ...] = ()  # events that say why it failed
     only_on: Device | None = None  # elsewhere it is not applicable, and `elsewhere` says why
@@ -224,6 +225,7 @@ class Gate(Table):
             suite=Suite.SPEED,
             meaning="Time of upstream eager over this cell's, lower end of the interval.",
             default=GateLimit(min=2.0),
+            is_a_time=True,
             larger_is_better=True,
             comparison=Comparison.INTERVAL,
             column=Column("speedup", "speedup", pattern="{:.2f}x"),
@@ -235,6 +237,7 @@ class Gate(Table):
             suite=Suite.SPEED,
             meaning="How much more warm latency varies than upstream eager's in the same run, in milliseconds.",
             default=GateLimit(max=2.0),
+            is_a_time=True,
             comparison=Comparison.SPREAD,
         ),
     )

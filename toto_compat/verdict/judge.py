@@ -9,6 +9,7 @@ from toto_compat.contract.request import Device
 from toto_compat.contract.result import CellResult, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.verdict.disturbances import disturbances
 
 
 class Status(StrEnum):
@@ -105,6 +106,7 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit) -> JudgedGate:
         _not_evidence(result, gate, evidence)
         or _no_figure(gate, evidence, figure)
         or _reference_is_no_better(gate, evidence, limit)
+        or _disturbed(gate, evidence)
     ):
         return judged(Status.INCONCLUSIVE, missing, _command_for_missing(result, suite))
     assert evidence is not None
@@ -186,6 +188,13 @@ def _reference_is_no_better(gate: Gate, evidence: SuiteEvidence | None, limit: G
         return ""
     unit = f" {reference.unit}" if reference.unit else ""
     return f"upstream eager itself has {reference.value:g}{unit}, limit {limit.text}"
+
+
+def _disturbed(gate: Gate, evidence: SuiteEvidence | None) -> str:
+    """Say what kept a time from meaning anything: then it neither passes nor fails; '' if nothing did."""
+    if not gate.rule.is_a_time or evidence is None or evidence.outcome is not Outcome.MEASURED:
+        return ""
+    return "; ".join(str(one) for one in disturbances(evidence.details.get("conditions")))
 
 
 def _command_for_missing(result: CellResult, suite: Suite) -> str:

@@ -1,8 +1,6 @@
 """Speed without a model: the order of the calls, and what figures the timings become."""
 
 import itertools
-import shutil
-import subprocess
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,6 @@ from toto_compat.cell.quiet import QuietLock
 from toto_compat.cell.suites.speed import (
     Contestant,
     SpeedRun,
-    machine_conditions,
     run_speed,
     speed_evidence,
     time_in_turns,
@@ -199,17 +196,3 @@ def test_only_the_compiled_contestant_is_evidence_against_the_candidate() -> Non
         contest(eager=StandInModel(ValueError("wrong shape")), compiled=StandInModel())
     with pytest.raises(CandidateError, match="wrong shape"):
         contest(eager=StandInModel(), compiled=StandInModel(ValueError("wrong shape")))
-
-
-def test_conditions_name_the_load() -> None:
-    assert len(machine_conditions()["load_average"]) == 3
-
-
-def test_a_gpu_that_does_not_answer_in_time_costs_no_timings(monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_slow(command: list[str], **_: object) -> None:
-        raise subprocess.TimeoutExpired(command, 20)
-
-    monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(subprocess, "run", too_slow)
-    conditions = machine_conditions()
-    assert (conditions["gpu"], conditions["foreign_gpu_processes"]) == ("", [])

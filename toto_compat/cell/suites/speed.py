@@ -1,17 +1,14 @@
 """Speed: upstream eager, the same cache eager and the compiled cell, forecast by forecast in turn, in one process."""
 
-import os
-import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from toto_compat.cell.machine_conditions import machine_conditions
 from toto_compat.contract.result import Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.statistics import (
     FEWEST_FOR_P99,
@@ -261,28 +258,3 @@ def _break_even_figure(compile_seconds: float | None, eager_ms: float, compiled_
     return Figure(
         value=forecasts, unit="forecasts", kind=Kind.REPORTED, method="compile time / median saving per forecast"
     )
-
-
-def machine_conditions() -> Mapping[str, Any]:
-    """Load, clocks, throttling and who else uses the GPU: what explains a figure that does not repeat."""
-    conditions: dict[str, Any] = {"load_average": list(os.getloadavg())}
-    frequency = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
-    if frequency.is_file():
-        conditions["cpu_mhz"] = int(frequency.read_text()) / 1000.0
-    if shutil.which("nvidia-smi"):
-        conditions["gpu"] = _nvidia_smi(
-            "--query-gpu=clocks.sm,clocks.mem,clocks_throttle_reasons.active,temperature.gpu,utilization.gpu"
-        )
-        own = str(os.getpid())
-        others = _nvidia_smi("--query-compute-apps=pid,process_name,used_memory").splitlines()
-        conditions["foreign_gpu_processes"] = [line for line in others if line.partition(",")[0].strip() != own]
-    return conditions
-
-
-def _nvidia_smi(query: str) -> str:
-    command = ["nvidia-smi", query, "--format=csv,noheader"]
-    try:
-        finished = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return finished.stdout.strip()
