@@ -258,9 +258,9 @@ def test_what_could_not_be_run_is_not_reused(tmp_path: Path) -> None:
     error = good.evidence[Suite.SPEED].model_copy(update={"outcome": Outcome.ERROR})
     broken = good.model_copy(update={"evidence": {**good.evidence, Suite.SPEED: error}})
     partial = good.model_copy(update={"evidence": {Suite.SPEED: good.evidence[Suite.SPEED]}})
-    assert can_be_reused(good)
+    assert can_be_reused(good, ())
     for result in (failed, broken, partial):
-        assert not can_be_reused(result)
+        assert not can_be_reused(result, ())
         CellStore(tmp_path).put(stored(result))
         assert CellStore(tmp_path).get("ab12") is None
 

@@ -18,10 +18,11 @@ from tests.verdict.sample_cells import (
     with_suite,
 )
 from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.judge import Status, judge
 
 

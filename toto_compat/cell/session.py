@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from toto_compat.cell.quiet import QuietLock
 from toto_compat.cell.trial import Trial, blaming_the_candidate, synchronise
-from toto_compat.contract.request import CellProfile, CellRequest
+from toto_compat.contract.request import CellProfile, CellRequest, Demand
 from toto_compat.contract.suites import Group, Suite
 from toto_compat.model.bound import BoundModel
 
@@ -22,11 +22,12 @@ class Session:
     profile: CellProfile
     bound: BoundModel | None = None  # the candidate, once it was asked for
     work: Path = Path()  # the cell's folder, where its processes leave files for each other
+    demands: tuple[Demand, ...] = ()  # what the cell must keep to PASS
     _first_forecast_s: float | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, request: CellRequest, quiet: QuietLock) -> Self:
-        return cls(Trial.of(request, quiet), request.profile, work=Path(request.work_folder))
+        return cls(Trial.of(request, quiet), request.profile, work=Path(request.work_folder), demands=request.demands)
 
     def measured(self, suite: Suite, group: Group) -> Mapping[str, Any]:
         """Return what an earlier process of this cell measured for a suite."""

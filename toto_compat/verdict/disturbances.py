@@ -61,7 +61,7 @@ class _Loop:
 
     @property
     def foreign_cores(self) -> float:
-        """Cores that others kept busy; 0 where that is not known, as where the cell itself seems to have done nothing."""
+        """Cores that others kept busy; 0 where that is not known, as where the cell seems to have done nothing."""
         busy, own, seconds = self.spent("busy_s"), self.spent("own_cpu_s"), self.seconds
         return max(0.0, busy - own) / seconds if busy is not None and own and seconds is not None else 0.0
 
