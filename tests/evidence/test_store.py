@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.verdict.sample_cells import cell_request, good_result
+from tests.verdict.sample_cells import cell_request, good_result, with_figures, with_suite
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.files import utc_now
-from toto_compat.contract.request import CellRequest, CsvSeries, Origin
-from toto_compat.contract.result import CellResult, Failure, Outcome
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.request import CellRequest, CsvSeries, Device, Origin
+from toto_compat.contract.result import CellResult, Failure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import SelectionError, StorageError
 from toto_compat.evidence.files import check_writable, write_atomically
@@ -31,6 +32,7 @@ from toto_compat.evidence.store import (
     write_cell,
     write_run_info,
 )
+from toto_compat.matrix.gates import Gate, demands_of
 
 
 def stored(result: CellResult | None = None, **fields: Any) -> StoredCell:
@@ -258,11 +260,29 @@ def test_what_could_not_be_run_is_not_reused(tmp_path: Path) -> None:
     error = good.evidence[Suite.SPEED].model_copy(update={"outcome": Outcome.ERROR})
     broken = good.model_copy(update={"evidence": {**good.evidence, Suite.SPEED: error}})
     partial = good.model_copy(update={"evidence": {Suite.SPEED: good.evidence[Suite.SPEED]}})
-    assert can_be_reused(good)
+    assert can_be_reused(good, ())
     for result in (failed, broken, partial):
-        assert not can_be_reused(result)
+        assert not can_be_reused(result, ())
         CellStore(tmp_path).put(stored(result))
         assert CellStore(tmp_path).get("ab12") is None
+
+
+def test_limits_are_not_in_the_key_and_what_they_made_a_cell_skip_is_run_once_it_may_pass(tmp_path: Path) -> None:
+    strict, loose = (
+        demands_of({Gate.RECOMPILES: GateLimit(max=limit)}, device=Device.CPU, mode="default") for limit in (0, 30)
+    )
+    request = cell_request().model_copy(update={"demands": strict})
+    assert key(request) == key(request.model_copy(update={"demands": loose}))
+    skipped = SuiteEvidence(
+        suite=Suite.MEMORY, outcome=Outcome.NOT_RUN, failure=Failure(kind="skipped", message="recompiles is 22")
+    )
+    whole = with_figures(good_result(), {Gate.RECOMPILES: 22.0}).model_copy(update={"request": request})
+    thin = with_suite(whole, Suite.MEMORY, skipped)
+    store = CellStore(tmp_path)
+    for result, is_reused_when_loosened in ((whole, True), (thin, False)):
+        store.put(stored(result))
+        assert store.get("ab12", strict) is not None
+        assert (store.get("ab12", loose) is not None) is is_reused_when_loosened
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"schema": 1}', "other key"])

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import gates_markdown
 
 ROOT = Path(__file__).parents[2]

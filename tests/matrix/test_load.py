@@ -96,6 +96,7 @@ def test_the_shipped_file_loads_and_has_the_environments_promised() -> None:
 def test_the_shipped_profiles_time_enough_forecasts_for_a_percentile() -> None:
     profiles = load_matrix(SHIPPED).profiles
     assert {name: profile.iterations for name, profile in profiles.items()} == {
+        "smoke": 3,
         "quick": 3,
         "full": 10,
         "production-check": 20,

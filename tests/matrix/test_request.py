@@ -1,4 +1,4 @@
-"""Requests: what a cell is asked, and nothing that only judges it."""
+"""Requests: what a cell is asked, and what it must keep to PASS."""
 
 from pathlib import Path
 
@@ -57,10 +57,24 @@ def test_an_unknown_profile_is_a_selection_error_with_the_nearest_name() -> None
         matrix_request(MATRIX, MATRIX_PATH, CELLS[0], "quik", Device.CPU)
 
 
-def test_limits_of_gates_do_not_cross_into_a_cell() -> None:
-    request = matrix_request(MATRIX, MATRIX_PATH, CELLS[0], "production-check", Device.CPU)
-    assert MATRIX.profiles["production-check"].gates
-    assert "gates" not in request.model_dump_json()
+def test_a_cell_is_told_the_limits_of_its_profile_that_it_cannot_break_and_pass() -> None:
+    told = {}
+    for profile in ("quick", "production-check"):
+        request = matrix_request(MATRIX, MATRIX_PATH, CELLS[0], profile, Device.CPU)
+        told[profile] = {demand.gate: demand.limit for demand in request.demands}
+    assert (told["quick"]["recompiles_total"].max, told["production-check"]["recompiles_total"].max) == (9, 2)
+    assert {"equivalence", "compile_active", "recompile_limit", "graph_breaks"} <= set(told["quick"])
+    # a noisy machine, upstream eager or the device may have the last word on these
+    assert not {"speedup", "latency_stability", "memory_growth", "cudagraphs"} & set(told["quick"])
+
+
+@pytest.mark.parametrize(("mode", "demanded"), [("default", False), ("reduce-overhead", True)])
+def test_cuda_graphs_are_demanded_where_they_are_used(mode: str, demanded: bool) -> None:
+    [cell] = select(CELLS, [f"torch-2.9.0-cu128/upstream/{mode}"])
+    for device in Device:
+        request = matrix_request(MATRIX, MATRIX_PATH, cell, "quick", device)
+        gates = {demand.gate for demand in request.demands}
+        assert ("cudagraphs" in gates) is (demanded and device is Device.CUDA)
 
 
 def test_the_variables_of_a_cell_name_its_threads_and_hide_the_gpu_from_the_cpu() -> None:

@@ -20,9 +20,10 @@ from tests.verdict.sample_cells import (
 )
 from tests.verdict.stored_runs import store_run
 from toto_compat.cli import main
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import ExitCode, SelectionError
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 from toto_compat.report.command import FORMATS, diff_command, report_command
 
 

@@ -2,11 +2,14 @@
 
 import re
 
-from tests.verdict.sample_cells import good_result, production_incident, with_figures
+from tests.verdict.sample_cells import good_result, production_incident, with_figures, with_suite
 from tests.verdict.stored_runs import judged_run
-from toto_compat.contract.result import CellResult, Figure
+from toto_compat.contract.result import CellResult, Failure, Figure, Outcome, SuiteEvidence
+from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate
-from toto_compat.report.table import gate_columns, markdown_table, terminal_table
+from toto_compat.report.compatibility import compatibility
+from toto_compat.report.publish import closing_lines
+from toto_compat.report.table import gate_columns, markdown_table, skipped_line, terminal_table
 
 
 def shown(*results: CellResult, colour: bool = False) -> str:
@@ -96,3 +99,18 @@ def test_the_columns_are_those_of_the_gate_table() -> None:
     for gate in shown_gates:
         assert gate.rule.column is not None
         assert gate.rule.column.title in header
+
+
+def test_what_a_cell_skipped_is_told_below_the_table_once_for_each_reason() -> None:
+    why = "recompiles is 22, limit <= 0, so that this cell cannot PASS"
+    result = production_incident()
+    memory = SuiteEvidence(suite=Suite.MEMORY, outcome=Outcome.NOT_RUN, failure=Failure(kind="skipped", message=why))
+    speed = result.evidence[Suite.SPEED].model_copy(update={"skipped": f"1 of 3 processes: {why}"})
+    lost = with_suite(with_suite(result, Suite.MEMORY, memory), Suite.SPEED, speed)
+    line = f"skipped in {result.cell}: memory ({why}); speed in part (1 of 3 processes: {why})"
+    assert skipped_line(lost) == line
+    assert line.replace("<", "&lt;") in as_markdown(good_result(), lost).splitlines()
+    assert "skipped in" not in as_markdown(good_result(), result)
+    judged = judged_run(lost)
+    assert line in list(closing_lines(judged, ()))
+    assert compatibility(judged)["rows"][0]["skipped"] == lost.skipped

@@ -189,7 +189,7 @@ def test_nothing_is_taken_from_the_store_while_the_checkpoint_is_not_here(
     tmp_path: Path, store: CellStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_checkpoint", lambda *_, **__: None)
-    monkeypatch.setattr(CellStore, "get", lambda _, key: finished(cell_request(), key=key))
+    monkeypatch.setattr(CellStore, "get", lambda _, key, _demands: finished(cell_request(), key=key))
     selection = selection_of(tmp_path, matrix=with_checkpoint("org/name@main"))
     plan = plan_run(selection, StubRuntime(), store, Asked())
     assert plan.to_download == "org/name@main"

@@ -8,6 +8,7 @@ from typing import Any
 from toto_compat.cell.suites.speed_figures import SpeedRun, speed_evidence
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import (
     CacheRequest,
     CellProfile,
@@ -19,7 +20,7 @@ from toto_compat.contract.request import (
 )
 from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome, Provenance, SuiteEvidence
 from toto_compat.contract.suites import Suite
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 
 GATES: dict[Gate, GateLimit] = {gate: gate.rule.default for gate in Gate if gate.rule.default is not None}
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.verdict.sample_cells import GATES
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.result import CellResult
 from toto_compat.evidence.store import Run, RunInfo, StoredCell, write_cell, write_run_info
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
 
 

@@ -14,10 +14,11 @@ from tests.verdict.sample_cells import (
     with_figures,
     with_suite,
 )
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import CompileSettings, Device
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.suites import Suite
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.decision import Answer, Decision, DecisionRules, decide, settings_to_copy
 from toto_compat.verdict.judge import judge
 

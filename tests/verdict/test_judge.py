@@ -18,10 +18,11 @@ from tests.verdict.sample_cells import (
     with_suite,
 )
 from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.judge import Status, judge
 
 
@@ -269,3 +270,30 @@ def test_growth_without_eagers_own_decides_nothing() -> None:
     figures = {name: one for name, one in evidence.figures.items() if name != "reference_memory_growth"}
     alone = with_suite(result, Suite.MEMORY, evidence.model_copy(update={"figures": figures}))
     assert judge(alone, GATES).gates[Gate.MEMORY_GROWTH].status is Status.INCONCLUSIVE
+
+
+def skipping(result: CellResult) -> CellResult:
+    """As a cell leaves it that could not PASS: no memory, one of three processes timed."""
+    why = "recompiles is 22, limit <= 0, so that this cell cannot PASS"
+    memory = SuiteEvidence(suite=Suite.MEMORY, outcome=Outcome.NOT_RUN, failure=Failure(kind="skipped", message=why))
+    speed = result.evidence[Suite.SPEED].model_copy(update={"skipped": f"1 of 3 processes: {why}"})
+    return with_suite(with_suite(result, Suite.MEMORY, memory), Suite.SPEED, speed)
+
+
+def test_what_a_lost_cell_skipped_is_named_and_its_fail_stands() -> None:
+    judged = judge(skipping(with_figures(good_result(), {Gate.RECOMPILES: 22.0})), GATES)
+    assert (judged.verdict, judged.decided_by) == (Status.FAIL, Gate.RECOMPILES)
+    memory = judged.gates[Gate.MEMORY]
+    assert (memory.status, memory.next_command) == (Status.INCONCLUSIVE, "")
+    assert memory.reason.startswith("the memory suite was skipped when the cell was run: recompiles is 22, limit <= 0")
+    assert judged.gates[Gate.SPEEDUP].status is Status.PASS
+
+
+def test_looser_limits_ask_for_what_was_skipped() -> None:
+    looser = {**GATES, Gate.RECOMPILES: GateLimit(max=30)}
+    judged = judge(skipping(with_figures(good_result(), {Gate.RECOMPILES: 22.0})), looser)
+    assert (judged.verdict, judged.decided_by) == (Status.INCONCLUSIVE, Gate.SPEEDUP)
+    for gate in (Gate.SPEEDUP, Gate.LATENCY_STABILITY, Gate.MEMORY, Gate.MEMORY_GROWTH):
+        assert judged.gates[gate].status is Status.INCONCLUSIVE
+        assert "recompiles is 22" in judged.gates[gate].reason
+        assert judged.gates[gate].next_command.startswith("toto-compat matrix")

@@ -15,12 +15,13 @@ from tests.verdict.sample_cells import (
     with_suite,
 )
 from tests.verdict.stored_runs import store_run
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import MatrixFileError, SelectionError, StorageError
 from toto_compat.evidence.store import RunInfo, cell_path, load_run
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.decision import Answer
 from toto_compat.verdict.judge import Status
 from toto_compat.verdict.judged_run import JudgedRun, judge_run, read_gates

@@ -1,4 +1,6 @@
-"""Memory and processor time of a process and of everything it started, by the kernel; and the words for too little."""
+"""Memory and time of this process and of everything it started, as the kernel tells them; and the words of those who
+lack memory.
+"""
 
 import ctypes
 import os
@@ -93,21 +95,26 @@ def tree_own_bytes(root: int) -> int:
     return _over_the_tree(root, own_bytes)
 
 
-def cpu_ticks(pid: int) -> int:
-    """Processor time of a process and of its children that have ended; 0 when it is gone."""
-    try:
-        after_the_command = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(int(ticks) for ticks in after_the_command[11:15])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
 def tree_cpu_seconds(root: int) -> float:
-    """Processor time of a process and all its descendants."""
+    """Processor time of a process and all its descendants, ended ones included."""
     return _over_the_tree(root, cpu_ticks) / _TICKS_A_SECOND
 
 
+def cpu_ticks(pid: int) -> int:
+    """Clock ticks of one process and of its children that have ended; 0 when it is gone."""
+    try:
+        # the command, in parentheses, may hold spaces: user, system, and both of ended children follow it
+        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    except (OSError, ValueError):
+        return 0
+
+
 def _over_the_tree(root: int, measure: Callable[[int], int]) -> int:
+    return sum(measure(pid) for pid in tree_of(root))
+
+
+def tree_of(root: int) -> set[int]:
+    """The process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -117,9 +124,9 @@ def _over_the_tree(root: int, measure: Callable[[int], int]) -> int:
             except (OSError, IndexError, ValueError):
                 continue
             children.setdefault(parent, []).append(int(entry.name))
-    total, pending = 0, [root]
+    found, pending = set(), [root]
     while pending:
         pid = pending.pop()
-        total += measure(pid)
+        found.add(pid)
         pending.extend(children.get(pid, []))
-    return total
+    return found

@@ -21,6 +21,7 @@ from toto_compat.cell.fork_server import ForkServer
 from toto_compat.cell.group import LAST_LINES, GroupResult, suite_function
 from toto_compat.cell.process_tree import OUT_OF_MEMORY_TEXTS
 from toto_compat.cell.provenance import collect_provenance, complete_provenance
+from toto_compat.contract.demands import broken_demand
 from toto_compat.contract.files import utc_now
 from toto_compat.contract.request import CellRequest, Device
 from toto_compat.contract.result import CellResult, Failure, Outcome, Provenance, SuiteEvidence, blameless
@@ -193,7 +194,7 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
         provenance = collect_provenance(request.origin, started=started)
         for index, run in enumerate(runs):
             say_suites(request, run, "start")
-            reason = reason_not_to_run(run, collected)
+            reason = reason_not_to_run(request, run, collected)
             if reason is not None:
                 collected.failures[run.name] = reason
             else:
@@ -225,14 +226,31 @@ def seconds_allowed(remaining: float, *, groups_left: int) -> float:
     return max(0.0, remaining if groups_left == 1 else remaining / 2)
 
 
-def reason_not_to_run(run: GroupRun, collected: Collected) -> Failure | None:
-    """Say why a group would only find out again what is known: without what it works on, or without a forecast."""
+def reason_not_to_run(request: CellRequest, run: GroupRun, collected: Collected) -> Failure | None:
+    """Say why a group would only find out again what is known: without what it works on, or without a forecast; or why
+    nothing that it finds out could save the cell."""
     for name in run.group.rule.after:
         left = collected.results.get(name)
         if left is None or name in collected.failures or not left.measurements:
             return Failure(kind="pointless", message=f"the {name} group left nothing to go on with")
-    if not run.group.rule.pointless_if_forecast_raised:
-        return None
+    if run.group.rule.pointless_if_forecast_raised and (raised := what_the_forecast_raised(collected)):
+        return raised
+    if (run.group.rule.only_while_it_can_pass or run.number > 1) and (
+        broken := demand_broken_so_far(request, collected)
+    ):
+        return Failure(kind="skipped", message=f"{broken}, so that this cell cannot PASS")
+    return None
+
+
+def demand_broken_so_far(request: CellRequest, collected: Collected) -> str:
+    """Name the limit that a finished suite broke. Figures that will be taken back break none."""
+    results = collected.results.values()
+    if any(result.changed for result in results):
+        return ""
+    return broken_demand(request.demands, {suite: one for result in results for suite, one in result.evidence.items()})
+
+
+def what_the_forecast_raised(collected: Collected) -> Failure | None:
     for result in collected.results.values():
         for evidence in result.evidence.values():
             if evidence.outcome is Outcome.MODEL_FAILED and evidence.failure is not None:
@@ -365,6 +383,12 @@ def evidence_of(
 ) -> SuiteEvidence:
     """One suite's evidence from the processes that took part in it."""
     own = [run for run in runs if run.group in suite.rule.runners and (run.number == 1 or suite.rule.over_repeats)]
+    repeats_skipped = {
+        run.name: failure.message
+        for run in own
+        if run.number > 1 and (failure := collected.failures.get(run.name)) and failure.kind == "skipped"
+    }
+    planned, own = len(own), [run for run in own if run.name not in repeats_skipped]
     last_of_group = {group: suites_of(group)[-1] for group in suite.rule.runners}
     # a process that two suites share counts for the one it is there for: the last
     spent = [collected.seconds.get(run.name, 0.0) for run in own if last_of_group[run.group] is suite]
@@ -380,13 +404,14 @@ def evidence_of(
         if failure is None:
             failure = Failure(kind="interrupted", message=f"the {run.name} group was not reached or not finished")
             return SuiteEvidence(suite=suite, outcome=Outcome.NOT_RUN, failure=failure)
-        outcome = Outcome.NOT_RUN if failure.kind == "pointless" else Outcome.ERROR
+        outcome = Outcome.NOT_RUN if failure.kind in ("pointless", "skipped") else Outcome.ERROR
         return SuiteEvidence(suite=suite, outcome=outcome, failure=failure, seconds=seconds)
     measurements: dict[Group, list[dict[str, Any]]] = {}
     for run in own:
         measurements.setdefault(run.group, []).append(collected.results[run.name].measurements[suite])
     combined: SuiteEvidence = suite_function(suite.rule.combine)(measurements, of_others or {})
-    return combined.model_copy(update={"seconds": seconds, "version": suite.rule.version})
+    skipped = next((f"{len(own)} of {planned} processes: {why}" for why in repeats_skipped.values()), "")
+    return combined.model_copy(update={"seconds": seconds, "version": suite.rule.version, "skipped": skipped})
 
 
 def say_suites(request: CellRequest, run: GroupRun, what: str) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.contract.suites import Suite
 
@@ -119,6 +120,15 @@ class Limits(StrictModel):
     )
 
 
+class Demand(StrictModel):
+    """A limit that a figure must keep for the cell to PASS."""
+
+    gate: str  # its name, to say which was broken
+    suite: Suite
+    figure: str
+    limit: GateLimit
+
+
 class CacheRequest(StrictModel):
     name: str
     source: str  # 'builtin' or '<absolute path>.py:Class'
@@ -153,3 +163,4 @@ class CellRequest(StrictModel):
     csv: CsvSeries | None = None
     quiet_lock: str | None = None  # a file; timing loops hold it exclusively, everything else shares it
     origin: Origin = Origin()
+    demands: tuple[Demand, ...] = ()  # once one is broken, checks that could not save the cell are skipped

@@ -39,13 +39,15 @@ class Outcome(StrEnum):
     MEASURED = "measured"  # the suite ran; its figures stand
     MODEL_FAILED = "model_failed"  # the compiled forecast itself raised: evidence against the cell
     ERROR = "error"  # crash, hang, out of memory or a fault of the harness: evidence of nothing
-    NOT_RUN = "not_run"  # not asked for, or not possible on this device
+    NOT_RUN = "not_run"  # not asked for, not possible on this device, or skipped in a cell that cannot PASS
 
 
 class Failure(StrictModel):
     """Holds what went wrong, short enough for a table and long enough to act on."""
 
-    kind: Literal["exception", "crash", "timeout", "out_of_memory", "environment", "interrupted", "pointless"]
+    kind: Literal[
+        "exception", "crash", "timeout", "out_of_memory", "environment", "interrupted", "pointless", "skipped"
+    ]
     message: str
     last_lines: tuple[str, ...] = ()
 
@@ -61,6 +63,7 @@ class SuiteEvidence(StrictModel):
     events: tuple[Event, ...] = ()
     details: dict[str, Any] = Field(default={})  # suite-specific tables: comparisons, timings, partitions
     failure: Failure | None = None
+    skipped: str = ""  # which part of it was left out in a cell that cannot PASS, and why
     seconds: float = 0.0
 
 
@@ -125,6 +128,16 @@ class CellResult(StrictModel):
             if evidence.outcome is Outcome.ERROR and evidence.failure and evidence.failure not in told:
                 told.append(evidence.failure)
                 yield f"{self.cell}, {suite.value}", evidence.failure
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Name what was left out since the cell could not PASS any more: a suite, or part of it; and why."""
+        whole = {
+            suite.value: evidence.failure.message
+            for suite, evidence in self.evidence.items()
+            if evidence.failure and evidence.failure.kind == "skipped"
+        }
+        return whole | {f"{suite.value} in part": one.skipped for suite, one in self.evidence.items() if one.skipped}
 
     @property
     def could_not_run(self) -> bool:

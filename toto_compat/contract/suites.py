@@ -14,8 +14,9 @@ class GroupRule:
     """Says how the process of a group is started."""
 
     variables: Mapping[str, str] = field(default_factory=dict)  # what torch reads when it is imported
-    repeated: bool = False  # once per `repeats` of the profile
+    repeated: bool = False  # once per `repeats` of the profile, but only once in a cell that cannot PASS any more
     pointless_if_forecast_raised: bool = False  # a forecast that cannot be compiled has no speed
+    only_while_it_can_pass: bool = False  # skipped once a measured figure breaks a limit
     after: tuple[str, ...] = ()  # groups whose files it works on: pointless without them
     imports_the_candidate: bool = True  # else what it leaves behind is hidden from those that do
 
@@ -34,8 +35,11 @@ class Group(Table):
     CANDIDATE = "candidate", GroupRule(after=("reference",))
     COMPARE = "compare", GroupRule(after=("reference", "candidate"), imports_the_candidate=False)
     SPEED = "speed", GroupRule(repeated=True, pointless_if_forecast_raised=True)
-    MEMORY = "memory", GroupRule(pointless_if_forecast_raised=True)
-    MEMORY_REFERENCE = "memory_reference", GroupRule(pointless_if_forecast_raised=True, imports_the_candidate=False)
+    MEMORY = "memory", GroupRule(pointless_if_forecast_raised=True, only_while_it_can_pass=True)
+    MEMORY_REFERENCE = (
+        "memory_reference",
+        GroupRule(pointless_if_forecast_raised=True, only_while_it_can_pass=True, imports_the_candidate=False),
+    )
     # a cache hit would skip the hook that the predictor listens in
     CUDAGRAPH = "cudagraph", GroupRule(variables={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from toto_compat.contract.cell_name import CellName
-from toto_compat.contract.request import CellRequest
+from toto_compat.contract.demands import broken_demand
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.request import CellRequest, Demand
 from toto_compat.contract.result import CellResult, Outcome
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import SelectionError, StorageError
@@ -35,7 +38,7 @@ from toto_compat.evidence.files import (
     write_model,
 )
 from toto_compat.evidence.layouts import upgraded
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.user_cache import user_cache_identity
 
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")
@@ -194,8 +197,9 @@ def find_run(name: str = "latest", results: Path = Path("results")) -> Path:
 # --- the store of finished cells -------------------------------------------------------------------------------------
 
 
-# Of a request: where things lie on this machine, how long they may take, and what is only told along.
-_NOT_IN_KEY = ("work_folder", "quiet_lock", "origin", "environment")
+# Of a request: where things lie on this machine, how long they may take, and what is only told along. Limits of gates
+# change nothing that is measured, only what is skipped: `can_be_reused` looks at that.
+_NOT_IN_KEY = ("work_folder", "quiet_lock", "origin", "environment", "demands")
 
 
 def cell_key(request: CellRequest, *, lock: str, source_hash: str, machine: str) -> str:
@@ -218,9 +222,12 @@ def cell_key(request: CellRequest, *, lock: str, source_hash: str, machine: str)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def can_be_reused(result: CellResult) -> bool:
-    """Only a cell that was really measured: what could not be run is tried again."""
+def can_be_reused(result: CellResult, demands: Sequence[Demand]) -> bool:
+    """Only a cell that was really measured: what could not be run is tried again, and what was skipped is measured once
+    the limits that it could not keep are no longer demanded."""
     wanted = set(result.request.profile.suites)
+    if result.skipped and not broken_demand(demands, result.evidence):
+        return False
     return (
         result.failure is None
         and wanted <= set(result.evidence)
@@ -237,17 +244,17 @@ class CellStore:
     def path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
 
-    def get(self, key: str) -> StoredCell | None:
+    def get(self, key: str, demands: Sequence[Demand] = ()) -> StoredCell | None:
         """The finished cell with this key. A damaged file is no reason to stop: the cell is run again."""
         try:
             cell = read_cell(self.path(key))
         except StorageError:
             return None
-        return cell if cell.key == key and can_be_reused(cell) else None
+        return cell if cell.key == key and can_be_reused(cell, demands) else None
 
     def put(self, cell: StoredCell) -> None:
         """Keep a cell that can be reused; remember how long it took, for the next plan."""
-        if not cell.key or not can_be_reused(cell):
+        if not cell.key or not can_be_reused(cell, cell.request.demands):
             return
         write_model(self.path(cell.key), cell)
         seconds = self.known_seconds() | {timing_name(cell.request): cell.seconds}

@@ -7,10 +7,11 @@ from fnmatch import fnmatchcase
 from packaging.version import Version
 
 from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
 from toto_compat.errors import SelectionError
 from toto_compat.matrix.document import nearest_name
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.schema import Matrix, Profile
 
 

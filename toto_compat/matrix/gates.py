@@ -1,49 +1,20 @@
 """The gates, one row each: which figure of which suite decides, by which limit, and how it is shown and compared.
 
-All of it is host side: a cell measures figures and knows no gate. A new gate is a row here and its test; judging, the
+All of it is host side: a cell measures figures and knows no gate, only which of its figures must keep a limit for it to
+PASS. A new gate is a row here and its test; judging, the
 table's columns, the comparison of runs, the schema of matrix.yaml and docs/gates.md read the rows.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field, model_validator
-
 from toto_compat.contract.events import EventKind
-from toto_compat.contract.request import Device
-from toto_compat.contract.strict_model import StrictModel
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.request import Demand, Device
 from toto_compat.contract.suites import Suite
 from toto_compat.contract.table import Table
-
-
-class GateLimit(StrictModel):
-    """A figure passes when min <= figure <= max."""
-
-    min: float | None = Field(default=None, allow_inf_nan=False)
-    max: float | None = Field(default=None, allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _has_a_limit(self) -> "GateLimit":
-        if self.min is None and self.max is None:
-            raise ValueError("a gate needs min or max")
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError("min must not be above max: nothing could pass")
-        return self
-
-    def admits(self, value: float) -> bool:
-        return (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
-
-    @property
-    def text(self) -> str:
-        """The limit as a person writes it: '<= 0', '>= 2', '0 to 1'."""
-        match self.min, self.max:
-            case (None, high):
-                return f"<= {high:g}"
-            case (low, None):
-                return f">= {low:g}"
-            case (low, high):
-                return f"{low:g} to {high:g}"
 
 
 class Comparison(StrEnum):
@@ -78,6 +49,7 @@ class GateRule:
     comparison: Comparison = Comparison.STATUS
     margin: float = 0.10  # the smallest change that counts: 20 % must be seen, a few per cent come from memory layout
     reference: str = ""  # the same figure of upstream eager: where that breaks the limit too, nothing is decided
+    is_a_time: bool = False  # decides nothing where the machine was disturbed while it was taken
     nan_is_a_fault: bool = False  # of the forecast; else NaN means that nothing was measured
     explained_by: tuple[EventKind, ...] = ()  # events that say why it failed
     only_on: Device | None = None  # elsewhere it is not applicable, and `elsewhere` says why
@@ -233,6 +205,7 @@ class Gate(Table):
             suite=Suite.SPEED,
             meaning="Time of upstream eager over this cell's, lower end of the interval.",
             default=GateLimit(min=2.0),
+            is_a_time=True,
             larger_is_better=True,
             comparison=Comparison.INTERVAL,
             column=Column("speedup", "speedup", pattern="{:.2f}x"),
@@ -244,6 +217,7 @@ class Gate(Table):
             suite=Suite.SPEED,
             meaning="How much more warm latency varies than upstream eager's in the same run, in milliseconds.",
             default=GateLimit(max=2.0),
+            is_a_time=True,
             comparison=Comparison.SPREAD,
         ),
     )
@@ -265,4 +239,20 @@ class Gate(Table):
             default=GateLimit(max=0.05),
             reference="reference_memory_growth",
         ),
+    )
+
+
+def demands_of(limits: Mapping[Gate, GateLimit], *, device: Device, mode: str) -> tuple[Demand, ...]:
+    """The limits that a cell on this device and in this mode cannot break and still PASS, whatever else is measured.
+
+    Not those that a noisy machine or upstream eager itself can break: they may come to decide nothing.
+    """
+    return tuple(
+        Demand(gate=gate.value, suite=gate.rule.suite, figure=gate.figure, limit=limits[gate])
+        for gate in Gate
+        if gate in limits
+        and gate.rule.only_on in (None, device)
+        and mode not in gate.rule.not_in_modes
+        and not gate.rule.is_a_time
+        and not gate.rule.reference
     )

@@ -96,6 +96,11 @@ def gates_markdown() -> str:
         "fail names the verdict, else the first that was not measured. Limits here are the defaults; `matrix.yaml`",
         "holds others. Written by `toto-compat schema --gates > docs/gates.md`.",
         "",
+        f"Times ({', '.join(f'`{gate}`' for gate in Gate if gate.rule.is_a_time)}) decide nothing, either way, if",
+        "other processes, steal, a CPU quota, heat or a lack of memory disturbed the machine while they were taken.",
+        "A cell with a measured FAIL skips the memory suite, repeats of the speed suite and shapes that nobody",
+        "announced, and says so.",
+        "",
         "| gate | what it counts | default limit | suite | decides on |",
         "|---|---|---|---|---|",
     ]

@@ -8,11 +8,13 @@ from toto_compat.contract.request import (
     CellProfile,
     CellRequest,
     CompileSettings,
+    Demand,
     Device,
     Limits,
     Workload,
 )
-from toto_compat.matrix.expand import named_profile
+from toto_compat.matrix.expand import gate_limits, named_profile
+from toto_compat.matrix.gates import demands_of
 from toto_compat.matrix.schema import Matrix
 from toto_compat.matrix.user_cache import BUILTIN, split_source
 
@@ -29,6 +31,7 @@ def matrix_request(
 ) -> CellRequest:
     """The request of a cell of the matrix under a profile."""
     profile = named_profile(matrix, profile_name)
+    device = matrix.environments[cell.environment].runs_on(device)
     return cell_request(
         matrix,
         matrix_path,
@@ -42,6 +45,7 @@ def matrix_request(
         device=device,
         checkpoint_folder=checkpoint_folder,
         quiet_lock=quiet_lock,
+        demands=demands_of(gate_limits(matrix, profile_name), device=device, mode=cell.mode),
     )
 
 
@@ -59,6 +63,7 @@ def cell_request(
     device: Device,
     checkpoint_folder: str | None = None,
     quiet_lock: str | None = None,
+    demands: tuple[Demand, ...] = (),
 ) -> CellRequest:
     """The request of one cell. A CPU wheel runs on the CPU whatever `device` says.
 
@@ -85,6 +90,7 @@ def cell_request(
         checkpoint_folder=checkpoint_folder,
         csv=csv,
         quiet_lock=quiet_lock,
+        demands=demands,
     )
 
 

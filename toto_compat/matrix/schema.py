@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import CellProfile, CompileSettings, Environment, Limits, Workload
 from toto_compat.contract.strict_model import StrictModel
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 
 
 class CacheSource(StrictModel):
@@ -30,7 +31,7 @@ class Profile(CellProfile):
 
     @property
     def of_cell(self) -> CellProfile:
-        """The part that a cell is told: limits judge evidence, they do not change it."""
+        """The part that a cell is told as its profile."""
         return CellProfile(**{name: getattr(self, name) for name in CellProfile.model_fields})
 
 

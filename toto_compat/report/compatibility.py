@@ -42,6 +42,7 @@ def row(cell: JudgedCell) -> dict[str, Any]:
             }
             for gate, judged in cell.gates.items()
         },
+        "skipped": cell.result.skipped,
     }
 
 

@@ -301,7 +301,7 @@ def _events_not_kept(evidence: SuiteEvidence) -> int:
 def _details_text(evidence: SuiteEvidence) -> str:
     """A suite's own tables one row a line; timings are drawn, and what is too long stays in the cell's file."""
     held = {name: value for name, value in evidence.details.items() if name != "timings"}
-    lines = []
+    lines = [f"skipped: {evidence.skipped}"] if evidence.skipped else []
     for name, value in held.items():
         rows = value if isinstance(value, list) else [value]
         lines += [f"{name}:", *(f"  {json.dumps(row, default=str)}" for row in rows)]

@@ -10,7 +10,7 @@ from toto_compat.errors import ExitCode, TotoCompatError
 from toto_compat.evidence.files import write_atomically
 from toto_compat.evidence.store import log_path
 from toto_compat.report.compatibility import as_json, compatibility
-from toto_compat.report.table import markdown_table, terminal_table
+from toto_compat.report.table import markdown_table, skipped_line, terminal_table
 from toto_compat.verdict.judge import Status
 from toto_compat.verdict.judged_run import JudgedRun
 
@@ -50,6 +50,8 @@ def closing_lines(judged: JudgedRun, required: Sequence[CellName]) -> Iterator[s
             yield from (f"    {line}" for line in failure.last_lines[-5:])
         if cell.could_not_run and log.exists():
             yield f"    log: {log}"
+        if cell.skipped:
+            yield skipped_line(cell)
     reused = sum(cell.reused for cell in cells)
     if reused:
         yield f"{reused} of {len(cells)} cells are unchanged and come from the store (--fresh runs them again)"

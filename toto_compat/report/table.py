@@ -6,9 +6,9 @@ from itertools import groupby
 import click
 from tabulate import tabulate
 
-from toto_compat.contract.result import Kind
+from toto_compat.contract.result import CellResult, Kind
 from toto_compat.matrix.gates import Gate
-from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status
+from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status, one_line
 from toto_compat.verdict.judged_run import JudgedRun
 
 # shape first, so that the verdict is clear without colour and in monospace alike
@@ -55,7 +55,17 @@ def markdown_table(judged: JudgedRun) -> str:
         rows.append([escaped_markdown(text) for text in row])
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
     legend = "~ predicted, decides nothing; ? not measured. Eager is the reference, not a row."
-    return f"{table}\n\n{legend}\n\n{plain_markdown(judged.decision.sentence)}\n"
+    skipped = [plain_markdown(skipped_line(cell.result)) for cell in judged.cells if cell.result.skipped]
+    return "\n\n".join([table, legend, *skipped, plain_markdown(judged.decision.sentence)]) + "\n"
+
+
+def skipped_line(result: CellResult) -> str:
+    """Say what was not run in a cell that could not PASS any more, and why; what shares a reason is told together."""
+    by_reason: dict[str, list[str]] = {}
+    for what, why in result.skipped.items():
+        by_reason.setdefault(why, []).append(what)
+    told = "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
+    return one_line(f"skipped in {result.cell}: {told}")
 
 
 def gate_columns() -> list[tuple[Gate, ...]]:

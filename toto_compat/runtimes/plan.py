@@ -89,7 +89,7 @@ def plan_cells(
     for request in requests:
         lock = locks[request.cell.environment]
         key = "" if lock is None else key_of(request, lock, runtime.source.hash, machines[request.device])
-        stored = store.get(key) if key and not fresh else None
+        stored = store.get(key, request.demands) if key and not fresh else None
         planned.append(PlannedCell(request, key, stored))
     return planned
 

@@ -59,7 +59,7 @@ def prepare_run(
             request, prepared = staged(request), environments[name]
             key = key_of(request, prepared.lock, runtime.source.hash)
             # of an environment that was just built, or a checkpoint just fetched, the key was not known before
-            earlier = None if asked.fresh else store.get(key)
+            earlier = None if asked.fresh else store.get(key, request.demands)
             if earlier is not None:
                 stored.append(earlier)
             else:

@@ -63,6 +63,9 @@ def _by_speed(cell: JudgedCell | None) -> Condition:
     if cell is None or gain is None:
         return Condition(text, None, "not measured")
     told = f"{cell.result.cell}: lower end {gain.least:.2f}x"
+    timed = cell.gates.get(Gate.SPEEDUP)
+    if timed is not None and timed.status is Status.INCONCLUSIVE:
+        return Condition(text, None, f"{told}, but {timed.reason}")
     if gain.least < _LEAST_SPEEDUP:
         return Condition(text, False, told)
     if gain.processes < FEWEST_PROCESSES:

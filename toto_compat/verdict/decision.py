@@ -150,10 +150,12 @@ def compile_adds_nothing(cell: JudgedCell) -> bool:
 
 def gain_of_cache_alone(cell: JudgedCell) -> float | None:
     """Upstream eager over the same cache eager, where the forecasts are right; None: not measured, or not right."""
-    judged = cell.gates.get(Gate.EQUIVALENCE)
+    judged, timed = cell.gates.get(Gate.EQUIVALENCE), cell.gates.get(Gate.SPEEDUP)
     upstream = cell.figure(Suite.SPEED, "eager_p50_ms")
     alone = cell.figure(Suite.SPEED, "same_cache_eager_p50_ms")
     if not judged or judged.status is not Status.PASS or not upstream or not alone:
+        return None
+    if timed and timed.status is Status.INCONCLUSIVE:
         return None
     return upstream.value / alone.value if upstream.value and alone.value else None
 

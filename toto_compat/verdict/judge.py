@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from toto_compat.contract.demands import broken_demand
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import CellResult, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate, demands_of
+from toto_compat.verdict.disturbances import disturbances
 
 
 class Status(StrEnum):
@@ -71,7 +74,9 @@ class JudgedCell:
 
 def judge(result: CellResult, gates: Mapping[Gate, GateLimit]) -> JudgedCell:
     """The verdict of one cell from its stored evidence alone."""
-    judged = {gate: _judge_gate(result, gate, gates[gate]) for gate in Gate if gate in gates}
+    demands = demands_of(gates, device=result.request.device, mode=result.request.cell.mode)
+    is_lost = bool(broken_demand(demands, result.evidence))
+    judged = {gate: _judge_gate(result, gate, gates[gate], is_lost=is_lost) for gate in Gate if gate in gates}
     for status in (Status.FAIL, Status.INCONCLUSIVE):
         for gate, one in judged.items():
             if one.status is status:
@@ -90,7 +95,7 @@ def rerun_command(result: CellResult, *, profile: str = "") -> str:
     )
 
 
-def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit) -> JudgedGate:
+def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit, *, is_lost: bool) -> JudgedGate:
     suite = gate.rule.suite
     evidence = result.evidence.get(suite)
     figure = evidence.figures.get(gate.figure) if evidence else None
@@ -105,8 +110,13 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit) -> JudgedGate:
         _not_evidence(result, gate, evidence)
         or _no_figure(gate, evidence, figure)
         or _reference_is_no_better(gate, evidence, limit)
+        or _disturbed(gate, evidence)
+        or _timed_too_rarely(gate, evidence, is_lost=is_lost)
     ):
-        return judged(Status.INCONCLUSIVE, missing, _command_for_missing(result, suite))
+        would_be_skipped_again = is_lost and _was_skipped(evidence)
+        return judged(
+            Status.INCONCLUSIVE, missing, "" if would_be_skipped_again else _command_for_missing(result, suite)
+        )
     assert evidence is not None
     if evidence.outcome is Outcome.MODEL_FAILED:
         return judged(Status.FAIL, f"the compiled forecast raised: {_failure_line(evidence)}")
@@ -153,12 +163,17 @@ def _not_evidence(result: CellResult, gate: Gate, evidence: SuiteEvidence | None
         if gate.rule.suite not in result.request.profile.suites:
             return f"profile {result.request.profile_name} does not run the {suite} suite"
         told = f": {_first_line(evidence.failure.message)}" if evidence and evidence.failure else ""
-        return f"the {suite} suite was not run{told}"
+        what = "skipped when the cell was run" if _was_skipped(evidence) else "not run"
+        return f"the {suite} suite was {what}{told}"
     if result.request.device is Device.CUDA and not result.provenance.gpu:
         return "asked for CUDA, but the cell saw no GPU: CPU evidence never decides a CUDA verdict"
     if evidence.outcome is Outcome.ERROR:
         return f"the {suite} suite could not finish: {_failure_line(evidence)}"
     return ""
+
+
+def _was_skipped(evidence: SuiteEvidence | None) -> bool:
+    return evidence is not None and evidence.failure is not None and evidence.failure.kind == "skipped"
 
 
 def _no_figure(gate: Gate, evidence: SuiteEvidence | None, figure: Figure | None) -> str:
@@ -186,6 +201,20 @@ def _reference_is_no_better(gate: Gate, evidence: SuiteEvidence | None, limit: G
         return ""
     unit = f" {reference.unit}" if reference.unit else ""
     return f"upstream eager itself has {reference.value:g}{unit}, limit {limit.text}"
+
+
+def _disturbed(gate: Gate, evidence: SuiteEvidence | None) -> str:
+    """Say what kept a time from meaning anything: then it neither passes nor fails; '' if nothing did."""
+    if not gate.rule.is_a_time or evidence is None or evidence.outcome is not Outcome.MEASURED:
+        return ""
+    return "; ".join(str(one) for one in disturbances(evidence.details.get("conditions")))
+
+
+def _timed_too_rarely(gate: Gate, evidence: SuiteEvidence | None, *, is_lost: bool) -> str:
+    """Say that repeats were skipped in a cell that these limits no longer rule out; '' if they are all there."""
+    if is_lost or not gate.rule.is_a_time or evidence is None or not evidence.skipped:
+        return ""
+    return f"timed in part when the cell was run, {evidence.skipped}"
 
 
 def _command_for_missing(result: CellResult, suite: Suite) -> str:

@@ -12,10 +12,11 @@ import yaml
 from packaging.version import Version
 from pydantic import TypeAdapter, ValidationError
 
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
 from toto_compat.errors import MatrixFileError, SelectionError
 from toto_compat.evidence.store import Run, RunInfo
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.decision import Decision, DecisionRules, UnfinishedCell, decide, torch_release
 from toto_compat.verdict.judge import JudgedCell, judge
 

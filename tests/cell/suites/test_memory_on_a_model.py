@@ -16,8 +16,9 @@ import torch
 from tests.cell.small_trials import trial_of
 from toto_compat.cell.suites.memory import READ_FORECASTS, MemoryRun, hold_memory, memory_evidence, plan_forecasts
 from toto_compat.contract.caches import SABOTAGES
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Workload
-from toto_compat.matrix.gates import Gate, GateLimit
+from toto_compat.matrix.gates import Gate
 from toto_compat.model.bound import BoundModel
 
 pytestmark = pytest.mark.cell

@@ -31,8 +31,10 @@ from toto_compat.cell.suites.recompile import (
 )
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.events import Event, EventKind, Severity
-from toto_compat.contract.request import Workload
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.request import Demand, Workload
 from toto_compat.contract.result import SuiteEvidence
+from toto_compat.contract.suites import Suite
 
 pytestmark = pytest.mark.cell
 
@@ -187,6 +189,20 @@ def test_fixed_size_compiles_each_announced_batch_once_and_none_of_them_counts()
     # another batch, more variates, a longer context; the longer horizon fits the bucket of the longer context
     assert evidence.figures["unannounced_compilations"].value == 3
     assert [row["buckets"] for row in evidence.details["unannounced"]] == [1, 0, 1, 0, 1, 0, 0, 0]
+
+
+def test_shapes_that_nobody_announced_are_skipped_where_a_limit_is_broken_already() -> None:
+    few = {"context_patches": (4, 14), "horizon_patches": (2,), "batches": (1,)}
+    trial = trial_of("fixed_size", settings=UNLOWERED, workload=WORKLOAD.model_copy(update=few))
+    nothing_may_be_compiled = Demand(
+        gate="compilations", suite=Suite.RECOMPILE, figure="compilations", limit=GateLimit(max=0)
+    )
+    evidence = count_compilations(trial, trial.compiled(batch_sizes=trial.batch_sizes), (nothing_may_be_compiled,))
+    told = "compilations is 2, limit <= 0, so that this cell cannot PASS"
+    assert evidence.skipped == f"shapes that nobody announced: {told}"
+    assert evidence.details["unannounced"] == []
+    assert evidence.figures["unannounced_stall_s"].missing == f"skipped: {told}"
+    assert evidence.figures["compile_peak_bytes"].value
 
 
 def warm_up(batch: int, *starts: CompileStart, samples: int = 0) -> ForecastTaken:

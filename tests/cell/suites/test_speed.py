@@ -1,15 +1,12 @@
 """Speed without a model: the order of the calls, and what figures the timings become."""
 
 import itertools
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from toto_compat.cell.contest import Contest
-from toto_compat.cell.machine_conditions import machine_conditions
 from toto_compat.cell.suites.speed_figures import SpeedRun, busy_in_others_turns, speed_evidence
 from toto_compat.contract.result import Figure, Kind
 
@@ -200,17 +197,3 @@ def test_a_process_that_compiled_cold_has_no_warm_start() -> None:
     assert "recompile suite" in figures["warm_start_s"].missing
     assert figures["break_even_warm"].value is None
     assert figures["break_even_cold"].value is not None
-
-
-def test_conditions_name_the_load() -> None:
-    assert len(machine_conditions()["load_average"]) == 3
-
-
-def test_a_gpu_that_does_not_answer_in_time_costs_no_timings(monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_slow(command: list[str], **_: object) -> None:
-        raise subprocess.TimeoutExpired(command, 20)
-
-    monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(subprocess, "run", too_slow)
-    conditions = machine_conditions()
-    assert (conditions["gpu"], conditions["foreign_gpu_processes"]) == ("", [])

@@ -23,8 +23,9 @@ from toto_compat.cell.trial import (
     synchronise,
     telling_line,
 )
+from toto_compat.contract.demands import broken_demand
 from toto_compat.contract.events import Event, EventKind
-from toto_compat.contract.request import Workload
+from toto_compat.contract.request import Demand, Workload
 from toto_compat.contract.result import Figure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.model.bound import BoundModel
@@ -136,10 +137,10 @@ def plan_unannounced(workload: Workload, announced: Sequence[int]) -> tuple[Plan
 
 def run_recompile(session: Session) -> SuiteEvidence:
     """Watch the compiler and the process tree while the planned forecasts are taken, cold."""
-    return count_compilations(session.trial, session.candidate)
+    return count_compilations(session.trial, session.candidate, session.demands)
 
 
-def count_compilations(trial: Trial, candidate: BoundModel) -> SuiteEvidence:
+def count_compilations(trial: Trial, candidate: BoundModel, demands: Sequence[Demand] = ()) -> SuiteEvidence:
     """Take the planned forecasts one by one and count per forecast."""
     taken: list[ForecastTaken] = []
     with CompilerWatch("before") as watch:
@@ -147,12 +148,28 @@ def count_compilations(trial: Trial, candidate: BoundModel) -> SuiteEvidence:
             taken += [take_planned(trial, candidate, planned, watch) for planned in plan_forecasts(trial.workload)]
         shares, again = measure_active_shares(trial, candidate, watch)
         taken += again
-        beyond = list(take_unannounced(trial, candidate, watch)) if has_settled(taken) else []
-    evidence = recompile_evidence(taken, shares, announced=len(trial.batch_sizes), unannounced=beyond)
+        announced = len(trial.batch_sizes)
+        evidence = recompile_evidence(taken, shares, announced=announced)
+        settled, broken = has_settled(taken), broken_demand(demands, {Suite.RECOMPILE: evidence})
+        if settled and not broken:
+            beyond = list(take_unannounced(trial, candidate, watch))
+            evidence = recompile_evidence(taken, shares, announced=announced, unannounced=beyond)
+        elif settled:
+            evidence = without_unannounced(evidence, f"{broken}, so that this cell cannot PASS")
     peak = Figure(
         value=tree.peak, unit="bytes", method="largest resident sum over the process tree during the cold compile"
     )
     return evidence.model_copy(update={"figures": {**evidence.figures, "compile_peak_bytes": peak}})
+
+
+def without_unannounced(evidence: SuiteEvidence, why: str) -> SuiteEvidence:
+    """Say of shapes that nobody announced that they were skipped."""
+    told = {
+        name: evidence.figures[name].model_copy(update={"missing": f"skipped: {why}"})
+        for name in unannounced_figures(())
+    }
+    skipped = f"shapes that nobody announced: {why}"
+    return evidence.model_copy(update={"figures": {**evidence.figures, **told}, "skipped": skipped})
 
 
 def has_settled(taken: Sequence[ForecastTaken]) -> bool:
