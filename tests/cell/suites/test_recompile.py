@@ -11,6 +11,8 @@ import torch
 
 from tests.cell.small_trials import UNLOWERED, WORKLOAD, trial_of
 from toto_compat.cell.live import CompileStart, Phase
+from toto_compat.cell.session import Session
+from toto_compat.cell.suites import recompile
 from toto_compat.cell.suites.recompile import (
     MOST_EVENTS_KEPT,
     ActiveShares,
@@ -21,6 +23,7 @@ from toto_compat.cell.suites.recompile import (
     announced_recompilations,
     cold_compile_figure,
     count_compilations,
+    eager_operations,
     has_settled,
     hidden_recompilations,
     most_telling,
@@ -29,10 +32,10 @@ from toto_compat.cell.suites.recompile import (
     recompile_evidence,
     unannounced_figures,
 )
-from toto_compat.cell.trial import Trial
+from toto_compat.cell.trial import UPSTREAM, Trial
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.gate_limit import GateLimit
-from toto_compat.contract.request import Demand, Workload
+from toto_compat.contract.request import CellProfile, Demand, Workload
 from toto_compat.contract.result import SuiteEvidence
 from toto_compat.contract.suites import Suite
 
@@ -84,7 +87,7 @@ def fresh_compiler() -> Iterator[None]:
 
 def evidence_of(cache: str, workload: Workload = WORKLOAD) -> SuiteEvidence:
     trial = trial_of(cache, settings=UNLOWERED, workload=workload)
-    return count_compilations(trial, trial.compiled(batch_sizes=trial.batch_sizes))
+    return count_compilations(trial, trial.compiled(batch_sizes=trial.batch_sizes), eager_operations(trial, UPSTREAM))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +136,23 @@ def test_a_series_that_cannot_be_made_is_not_the_candidates_fault(monkeypatch: p
     monkeypatch.setattr(Trial, "series", no_series)
     trial = trial_of("upstream")
     with pytest.raises(ValueError, match="no such column"):
-        count_compilations(trial, trial.eager())
+        count_compilations(trial, trial.eager(), {})
+
+
+def test_upstreams_operations_are_counted_before_a_users_file_could_change_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+
+    def compiled(_trial: Trial, **_: object) -> None:
+        order.append("the candidate is bound")
+        raise ValueError("enough")
+
+    monkeypatch.setattr(recompile, "eager_operations", lambda _trial, cache: order.append(f"{cache.name} is counted"))
+    monkeypatch.setattr(Trial, "compiled", compiled)
+    with pytest.raises(ValueError, match="enough"):
+        recompile.run_recompile(Session(trial_of("fixed_size"), CellProfile(iterations=1)))
+    assert order == ["upstream is counted", "the candidate is bound"]
 
 
 def test_upstream_recompiles_as_often_as_a_plain_script_with_torch_logs_says(
@@ -181,7 +200,9 @@ def test_upstream_breaks_its_graph_and_says_where(upstream: SuiteEvidence) -> No
 def test_fixed_size_compiles_each_announced_batch_once_and_none_of_them_counts() -> None:
     few = {"context_patches": (4, 14), "horizon_patches": (2,), "batches": (1, 2)}
     trial = trial_of("fixed_size", settings=UNLOWERED, workload=WORKLOAD.model_copy(update=few))
-    evidence = count_compilations(trial, trial.compiled(batch_sizes=trial.batch_sizes))
+    evidence = count_compilations(
+        trial, trial.compiled(batch_sizes=trial.batch_sizes), eager_operations(trial, UPSTREAM)
+    )
     buckets = len(trial.batch_sizes)
     assert evidence.figures["bucket_compilations"].value == evidence.figures["compilations"].value == buckets
     assert evidence.figures["recompiles_hidden"].value == evidence.figures["recompiles_announced"].value == buckets - 1
@@ -197,7 +218,12 @@ def test_shapes_that_nobody_announced_are_skipped_where_a_limit_is_broken_alread
     nothing_may_be_compiled = Demand(
         gate="compilations", suite=Suite.RECOMPILE, figure="compilations", limit=GateLimit(max=0)
     )
-    evidence = count_compilations(trial, trial.compiled(batch_sizes=trial.batch_sizes), (nothing_may_be_compiled,))
+    evidence = count_compilations(
+        trial,
+        trial.compiled(batch_sizes=trial.batch_sizes),
+        eager_operations(trial, UPSTREAM),
+        (nothing_may_be_compiled,),
+    )
     told = "compilations is 2, limit <= 0, so that this cell cannot PASS"
     assert evidence.skipped == f"shapes that nobody announced: {told}"
     assert evidence.details["unannounced"] == []

@@ -16,11 +16,13 @@ from toto_compat.cell.suites.equivalence.reference import quantities, reference_
 from toto_compat.cell.suites.equivalence.scenarios import Scenario, series_of
 from toto_compat.cell.suites.recompile import (
     count_compilations,
+    eager_operations,
     measure_active_shares,
     profiled_forecasts,
     take_planned,
 )
 from toto_compat.cell.suites.speed_figures import SpeedRun, speed_evidence
+from toto_compat.cell.trial import UPSTREAM
 from toto_compat.contract.caches import SABOTAGES
 from toto_compat.contract.result import Figure
 from toto_compat.contract.torch_releases import config_name
@@ -89,7 +91,8 @@ def test_a_right_forecast_leaves_equivalence_green(twin: str) -> None:
 @functools.cache
 def recompile_figures(cache: str) -> dict[str, Figure]:
     trial = trial_of(cache, settings=UNLOWERED, workload=FEW_STEPS)
-    return count_compilations(trial, trial.compiled(batch_sizes=trial.batch_sizes)).figures
+    candidate = trial.compiled(batch_sizes=trial.batch_sizes)
+    return count_compilations(trial, candidate, eager_operations(trial, UPSTREAM)).figures
 
 
 def active_share_of(cache: str) -> float:
@@ -99,7 +102,7 @@ def active_share_of(cache: str) -> float:
     with CompilerWatch() as watch:
         for planned in profiled_forecasts(FEW_STEPS):
             take_planned(trial, candidate, planned, watch)
-        shares, _ = measure_active_shares(trial, candidate, watch)
+        shares, _ = measure_active_shares(trial, candidate, eager_operations(trial, UPSTREAM), watch)
     share = shares.smallest(prefill=False)
     assert share is not None
     return share

@@ -25,7 +25,7 @@ from toto_compat.cell.trial import (
 )
 from toto_compat.contract.demands import broken_demand
 from toto_compat.contract.events import Event, EventKind
-from toto_compat.contract.request import Demand, Workload
+from toto_compat.contract.request import CacheRequest, Demand, Workload
 from toto_compat.contract.result import Figure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.model.bound import BoundModel
@@ -135,18 +135,26 @@ def plan_unannounced(workload: Workload, announced: Sequence[int]) -> tuple[Plan
     return tuple(replace(plan, stage=Stage.UNANNOUNCED) for plan in plans for _ in range(2))
 
 
+# Of a forecast without samples and of one with them: a step -> its operations.
+EagerOperations = Mapping[bool, Mapping[int, StepOperations]]
+
+
 def run_recompile(session: Session) -> SuiteEvidence:
     """Watch the compiler and the process tree while the planned forecasts are taken, cold."""
-    return count_compilations(session.trial, session.candidate, session.demands)
+    # first, while no cache of a user was imported: it could make upstream's steps look longer than they are
+    upstream = eager_operations(session.trial, UPSTREAM)
+    return count_compilations(session.trial, session.candidate, upstream, session.demands)
 
 
-def count_compilations(trial: Trial, candidate: BoundModel, demands: Sequence[Demand] = ()) -> SuiteEvidence:
+def count_compilations(
+    trial: Trial, candidate: BoundModel, upstream: EagerOperations, demands: Sequence[Demand] = ()
+) -> SuiteEvidence:
     """Take the planned forecasts one by one and count per forecast."""
     taken: list[ForecastTaken] = []
     with CompilerWatch("before") as watch:
         with watching_the_tree() as tree:
             taken += [take_planned(trial, candidate, planned, watch) for planned in plan_forecasts(trial.workload)]
-        shares, again = measure_active_shares(trial, candidate, watch)
+        shares, again = measure_active_shares(trial, candidate, upstream, watch)
         taken += again
         announced = len(trial.batch_sizes)
         evidence = recompile_evidence(taken, shares, announced=announced)
@@ -204,18 +212,32 @@ def take_unannounced(
             yield RefusedForecast(planned, telling_line(error.cause if isinstance(error, CandidateError) else error))
 
 
+def eager_operations(trial: Trial, cache: CacheRequest) -> EagerOperations:
+    """Count what eager does. Its operations do not depend on the batch, so one forecast of each kind is enough."""
+    plans = profiled_forecasts(trial.workload)
+    model = trial.eager(cache)
+    counted: dict[bool, Mapping[int, StepOperations]] = {}
+    for planned in (plans[0], plans[-1]):
+        forecast = partial(take_forecast, trial, model, planned, series_of(trial, model, planned))
+        forecast()
+        counted[bool(planned.samples)] = count_operations(model, forecast)
+        trial.quiet.give_way()
+    del model
+    free_memory(trial.device)
+    return counted
+
+
 def measure_active_shares(
-    trial: Trial, candidate: BoundModel, watch: CompilerWatch
+    trial: Trial, candidate: BoundModel, upstream: EagerOperations, watch: CompilerWatch
 ) -> tuple[ActiveShares, list[ForecastTaken]]:
     """Count the operations that the candidate leaves outside compiled code against those of eager.
 
     Eager is the same cache and upstream, whichever has fewer in a step: a cache cannot look better by a wasteful eager
-    side. Eager's operations do not depend on the batch, so one forecast of each kind is enough.
+    side.
     """
-    plans = profiled_forecasts(trial.workload)
     taken: list[ForecastTaken] = []
     compiled: dict[PlannedForecast, dict[int, StepOperations]] = {}
-    for planned in plans:
+    for planned in profiled_forecasts(trial.workload):
         series = series_of(trial, candidate, planned)
         phase = watch.mark(f"{planned.name}, profiled")
         start = time.perf_counter()
@@ -224,20 +246,10 @@ def measure_active_shares(
         taken.append(ForecastTaken(planned, time.perf_counter() - start, phase))
         trial.quiet.give_way()
     watch.mark("eager")
-    eager: dict[bool, list[dict[int, StepOperations]]] = {False: [], True: []}
-    for cache in dict.fromkeys((trial.cache, UPSTREAM)):
-        with blaming_the_candidate():
-            model = trial.eager(cache)
-        for planned in (plans[0], plans[-1]):
-            forecast = partial(take_forecast, trial, model, planned, series_of(trial, model, planned))
-            with blaming_the_candidate():
-                forecast()
-                eager[bool(planned.samples)].append(count_operations(model, forecast))
-            trial.quiet.give_way()
-        del model
-        free_memory(trial.device)
+    with blaming_the_candidate():
+        eager = [upstream] if trial.cache == UPSTREAM else [upstream, eager_operations(trial, trial.cache)]
     shares = {
-        planned.name: active_shares(operations, *eager[bool(planned.samples)])
+        planned.name: active_shares(operations, *(one[bool(planned.samples)] for one in eager))
         for planned, operations in compiled.items()
     }
     return ActiveShares(shares), taken
