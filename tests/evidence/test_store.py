@@ -32,7 +32,8 @@ from toto_compat.evidence.store import (
     write_cell,
     write_run_info,
 )
-from toto_compat.matrix.gates import Gate, demands_of
+from toto_compat.matrix.demands import demands_of
+from toto_compat.matrix.gates import Gate
 
 
 def stored(result: CellResult | None = None, **fields: Any) -> StoredCell:

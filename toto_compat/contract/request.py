@@ -104,6 +104,7 @@ class CellProfile(StrictModel):
     forecasts_per_iteration: int = Field(default=12, ge=1, description="timed forecasts per iteration and contestant")
     repeats: int = Field(default=1, ge=1, description="fresh processes the speed suite is repeated in")
     suites: tuple[Suite, ...] = tuple(Suite)
+    unannounced_shapes: bool = Field(default=True, description="also look what shapes cost that nobody announced")
     timeout_minutes: float = Field(default=30, gt=0, description="per cell")
 
 

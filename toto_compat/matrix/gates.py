@@ -5,14 +5,13 @@ PASS. A new gate is a row here and its test; judging, the
 table's columns, the comparison of runs, the schema of matrix.yaml and docs/gates.md read the rows.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
 from toto_compat.contract.events import EventKind
 from toto_compat.contract.gate_limit import GateLimit
-from toto_compat.contract.request import Demand, Device
+from toto_compat.contract.request import Device
 from toto_compat.contract.suites import Suite
 from toto_compat.contract.table import Table
 
@@ -239,20 +238,4 @@ class Gate(Table):
             default=GateLimit(max=0.05),
             reference="reference_memory_growth",
         ),
-    )
-
-
-def demands_of(limits: Mapping[Gate, GateLimit], *, device: Device, mode: str) -> tuple[Demand, ...]:
-    """The limits that a cell on this device and in this mode cannot break and still PASS, whatever else is measured.
-
-    Not those that a noisy machine or upstream eager itself can break: they may come to decide nothing.
-    """
-    return tuple(
-        Demand(gate=gate.value, suite=gate.rule.suite, figure=gate.figure, limit=limits[gate])
-        for gate in Gate
-        if gate in limits
-        and gate.rule.only_on in (None, device)
-        and mode not in gate.rule.not_in_modes
-        and not gate.rule.is_a_time
-        and not gate.rule.reference
     )

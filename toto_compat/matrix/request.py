@@ -13,8 +13,8 @@ from toto_compat.contract.request import (
     Limits,
     Workload,
 )
+from toto_compat.matrix.demands import demands_of
 from toto_compat.matrix.expand import gate_limits, named_profile
-from toto_compat.matrix.gates import demands_of
 from toto_compat.matrix.schema import Matrix
 from toto_compat.matrix.user_cache import BUILTIN, split_source
 

@@ -10,7 +10,8 @@ from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import CellResult, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
-from toto_compat.matrix.gates import Gate, demands_of
+from toto_compat.matrix.demands import demands_of
+from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.disturbances import disturbances
 
 

@@ -227,8 +227,17 @@ def test_shapes_that_nobody_announced_are_skipped_where_a_limit_is_broken_alread
     told = "compilations is 2, limit <= 0, so that this cell cannot PASS"
     assert evidence.skipped == f"shapes that nobody announced: {told}"
     assert evidence.details["unannounced"] == []
-    assert evidence.figures["unannounced_stall_s"].missing == f"skipped: {told}"
+    assert evidence.figures["unannounced_stall_s"].missing == f"not tried: {told}"
     assert evidence.figures["compile_peak_bytes"].value
+
+
+def test_a_profile_may_leave_out_shapes_that_nobody_announced() -> None:
+    few = {"context_patches": (4, 14), "horizon_patches": (2,), "batches": (1,)}
+    trial = trial_of("fixed_size", settings=UNLOWERED, workload=WORKLOAD.model_copy(update=few))
+    candidate = trial.compiled(batch_sizes=trial.batch_sizes)
+    evidence = count_compilations(trial, candidate, eager_operations(trial, UPSTREAM), unannounced_shapes=False)
+    assert (evidence.skipped, evidence.details["unannounced"]) == ("", [])
+    assert evidence.figures["unannounced_stall_s"].missing == "not tried: the profile leaves them out"
 
 
 def warm_up(batch: int, *starts: CompileStart, samples: int = 0) -> ForecastTaken:

@@ -143,11 +143,17 @@ def run_recompile(session: Session) -> SuiteEvidence:
     """Watch the compiler and the process tree while the planned forecasts are taken, cold."""
     # first, while no cache of a user was imported: it could make upstream's steps look longer than they are
     upstream = eager_operations(session.trial, UPSTREAM)
-    return count_compilations(session.trial, session.candidate, upstream, session.demands)
+    wanted = session.profile.unannounced_shapes
+    return count_compilations(session.trial, session.candidate, upstream, session.demands, unannounced_shapes=wanted)
 
 
 def count_compilations(
-    trial: Trial, candidate: BoundModel, upstream: EagerOperations, demands: Sequence[Demand] = ()
+    trial: Trial,
+    candidate: BoundModel,
+    upstream: EagerOperations,
+    demands: Sequence[Demand] = (),
+    *,
+    unannounced_shapes: bool = True,
 ) -> SuiteEvidence:
     """Take the planned forecasts one by one and count per forecast."""
     taken: list[ForecastTaken] = []
@@ -158,12 +164,16 @@ def count_compilations(
         taken += again
         announced = len(trial.batch_sizes)
         evidence = recompile_evidence(taken, shares, announced=announced)
-        settled, broken = has_settled(taken), broken_demand(demands, {Suite.RECOMPILE: evidence})
-        if settled and not broken:
+        broken = broken_demand(demands, {Suite.RECOMPILE: evidence})
+        if has_settled(taken) and unannounced_shapes and not broken:
             beyond = list(take_unannounced(trial, candidate, watch))
             evidence = recompile_evidence(taken, shares, announced=announced, unannounced=beyond)
-        elif settled:
-            evidence = without_unannounced(evidence, f"{broken}, so that this cell cannot PASS")
+        elif not unannounced_shapes:
+            evidence = without_unannounced(evidence, "the profile leaves them out")
+        elif has_settled(taken):
+            why = f"{broken}, so that this cell cannot PASS"
+            skipped = {"skipped": f"shapes that nobody announced: {why}"}
+            evidence = without_unannounced(evidence, why).model_copy(update=skipped)
     peak = Figure(
         value=tree.peak, unit="bytes", method="largest resident sum over the process tree during the cold compile"
     )
@@ -171,13 +181,10 @@ def count_compilations(
 
 
 def without_unannounced(evidence: SuiteEvidence, why: str) -> SuiteEvidence:
-    """Say of shapes that nobody announced that they were skipped."""
-    told = {
-        name: evidence.figures[name].model_copy(update={"missing": f"skipped: {why}"})
-        for name in unannounced_figures(())
-    }
-    skipped = f"shapes that nobody announced: {why}"
-    return evidence.model_copy(update={"figures": {**evidence.figures, **told}, "skipped": skipped})
+    """Say why shapes that nobody announced were not tried."""
+    missing = {"missing": f"not tried: {why}"}
+    told = {name: figure.model_copy(update=missing) for name, figure in unannounced_figures(()).items()}
+    return evidence.model_copy(update={"figures": {**evidence.figures, **told}})
 
 
 def has_settled(taken: Sequence[ForecastTaken]) -> bool:
