@@ -46,13 +46,6 @@ class Session:
             self.bound = self.trial.compiled(batch_sizes=self.trial.batch_sizes)
         return self.bound
 
-    @property
-    def candidate_told_nothing(self) -> BoundModel:
-        """The compiled model for suites that compare many shapes once: announcing them would compile each of them."""
-        if self.bound is None:
-            self.bound = self.trial.compiled()
-        return self.bound
-
     def first_forecast_seconds(self) -> float:
         """Take the candidate's first forecast in this process, once, and say how long it took."""
         if self._first_forecast_s is None:
