@@ -46,10 +46,3 @@ class Session:
         if self.bound is None:
             self.bound = self.trial.compiled(batch_sizes=self.trial.batch_sizes)
         return self.bound
-
-    @property
-    def candidate_told_nothing(self) -> BoundModel:
-        """The compiled model for suites that compare many shapes once: announcing them would compile each of them."""
-        if self.bound is None:
-            self.bound = self.trial.compiled()
-        return self.bound

@@ -66,7 +66,7 @@ class Suite(Table):
     EQUIVALENCE = (
         "equivalence",
         SuiteRule(
-            version=2,
+            version=3,
             runners={
                 Group.REFERENCE: "equivalence.reference:run_reference",
                 Group.CANDIDATE: "equivalence.candidate:run_candidate",

@@ -36,7 +36,10 @@ class CompileSpec:
 
 
 class BoundModel(Protocol):
-    """A model that forecasts with one particular cache, eager or compiled."""
+    """A model that forecasts with one particular cache, eager or compiled.
+
+    It may also have a `forecaster` with toto-ts's `forecast()`, which is then put on trial as well.
+    """
 
     patch_size: int
     cache_class: str

@@ -13,7 +13,7 @@ from toto_compat.contract.caches import CACHES
 from toto_compat.contract.request import CacheRequest, CompileSettings
 from toto_compat.errors import InputError
 from toto_compat.model.binding import bind
-from toto_compat.model.bound import CompileSpec, WholeModel
+from toto_compat.model.bound import BoundModel, CompileSpec, WholeModel
 from toto_compat.model.static_model import Context, StaticModel, why_not_static
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -58,16 +58,23 @@ def compile_toto(
         batch_sizes=batch_sizes,
         max_buckets=max_buckets,
     )
-    if isinstance(bound, StaticModel):
-        return StaticForecaster(backbone, bound)
-    if not isinstance(bound, WholeModel):
+    forecaster = forecaster_of(bound)
+    if forecaster is None:
         raise InputError(
             f"cache {cache}: it binds itself and comes with no forecaster of toto-ts's",
-            hint="call its own bind(); compile_toto takes KV caches",
+            hint="call its own bind(), or give what it returns a member `forecaster`",
         )
-    forecaster = bound.forecaster
-    forecaster.eager_because = why_not_static(backbone) if cache == "fixed_size" else ""
+    if isinstance(bound, WholeModel):
+        forecaster.eager_because = why_not_static(backbone) if cache == "fixed_size" else ""
     return forecaster
+
+
+def forecaster_of(bound: BoundModel) -> Any:
+    """What a user of a bound model calls `forecast()` of: toto-ts's interface, or None where a user's own has none."""
+    own = getattr(bound, "forecaster", None)
+    if own is None and isinstance(bound, StaticModel):
+        return StaticForecaster(bound.backbone, bound)
+    return own
 
 
 def _backbone_of(model: Any) -> TotoBackbone:

@@ -71,8 +71,8 @@ def equivalence_of(cache: str) -> float:
     reference = reference_on(trial, eager, exact, SCENARIO)
     candidate, series = trial.eager(trial.cache), series_of(trial, SCENARIO, eager.patch_size)
     candidate.generate_mean(series, SCENARIO.horizon * candidate.patch_size)  # a reset can only forget then
-    compared = compare(SCENARIO.name, quantities(candidate, series, reference.truth), reference)
-    control = compare(SCENARIO.name, quantities(trial.eager(CONTROL), series, reference.truth), reference)
+    compared = compare(SCENARIO.name, quantities(candidate, SCENARIO, series, reference.truth), reference)
+    control = compare(SCENARIO.name, quantities(trial.eager(CONTROL), SCENARIO, series, reference.truth), reference)
     figure = equivalence_figure(compared, [control])
     assert figure.value is not None, figure.missing
     return figure.value

@@ -133,7 +133,9 @@ def test_parameters_of_the_transformer_are_compared_and_not_the_scaler() -> None
     with torch.no_grad():
         broken.model.unembed.weight.mul_(1.001)  # type: ignore[attr-defined]
     series = series_of(trial, SCENARIO, eager.patch_size)
-    worst = {c.quantity: c.ratio for c in compare("small", quantities(broken, series, reference.truth), reference)}
+    worst = {
+        c.quantity: c.ratio for c in compare("small", quantities(broken, SCENARIO, series, reference.truth), reference)
+    }
     assert all(worst[f"forward.{name}"] > 1.0 for name in ("df", "loc", "scale", "probs"))
     assert all(worst[f"decode.{name}"] > 1.0 for name in ("df", "loc", "scale", "probs"))
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cell
 
 
 def ratios(below: Tensor) -> dict[str, float]:
-    return {finding.test: finding.ratio for finding in findings(below)}
+    return {finding.test: finding.ratio for finding in findings(below, patch_size=32)}
 
 
 def uniform(seed: int, rows: int = 32, points: int = 320) -> Tensor:

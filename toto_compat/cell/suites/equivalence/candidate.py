@@ -1,32 +1,47 @@
 """The candidate's answers to what upstream eager was asked, and to the same asked in other ways."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.exchange import Tensors, load_tensors, save_tensors
-from toto_compat.cell.suites.equivalence.reference import quantities, truths_file
-from toto_compat.cell.suites.equivalence.scenarios import Scenario, all_scenarios, pair_of, series_of
-from toto_compat.cell.trial import Trial, blaming_the_candidate, synchronise, telling_line
+from toto_compat.cell.suites.equivalence.reference import parts_of, truths_file
+from toto_compat.cell.suites.equivalence.scenarios import (
+    Drawing,
+    Scenario,
+    all_scenarios,
+    as_a_user_gives_it,
+    drawings_of,
+    pair_of,
+    series_of,
+    steps_a_user_asks_for,
+    threads_of,
+)
+from toto_compat.cell.trial import CandidateError, Trial, blaming_the_candidate, synchronise, telling_line
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.model.bound import BoundModel, observed
+from toto_compat.model.forecaster import forecaster_of
 from toto_compat.model.series import Series
 
 # The first series again, in ways that must not change its forecast.
 AGAIN = ("again", "again_after_other_shapes", "again_after_an_exception", "again_after_a_break", "again_in_a_thread")
+TOLD_NOTHING = "mean_forecast_told_nothing"
 
 
 class CandidateAsked(StrictModel):
     """Says how the candidate took it; the answers themselves are in its file."""
 
     draws: str
+    has_forecaster: bool = False  # else there is no `forecast()` to be asked
     thread_refused: str = ""  # what it raised in a second thread, if it did
+    refused: dict[str, str] = Field(default={})  # scenarios that it may refuse, and what it raised there
 
 
 class BrokenOffError(Exception):
@@ -43,42 +58,69 @@ def samples_file(work: Path) -> Path:
 
 def run_candidate(session: Session) -> CandidateAsked:
     """Ask the candidate every scenario that has a reference, the first series again and again, and for samples."""
-    trial, model = session.trial, session.candidate_told_nothing
-    truths = load_tensors(truths_file(session.work))
-    first, second = pair_of(trial.workload)
-    answers: Tensors = {}
+    trial, model = session.trial, session.candidate
+    first = pair_of(trial.workload)[0]
+    series = series_of(trial, first, model.patch_size)
+    asking = _Asking(trial, model, load_tensors(truths_file(session.work)))
+    answers = asking.answers.setdefault(first.name, {})
 
-    def ask(scenario: Scenario) -> None:
-        if scenario.name not in truths:
+    def again(how: str) -> None:
+        with blaming_the_candidate():
+            answers[how] = model.generate_mean(series, first.horizon * model.patch_size).double()
+
+    one, other, *others = all_scenarios(trial)
+    *others, on_more_threads = others
+    asking.ask(one)
+    asking.ask(other)
+    again("again")
+    for scenario in others:
+        asking.ask(scenario)
+    again("again_after_other_shapes")
+    _provoke(model, series)
+    again("again_after_an_exception")
+    _break_off(model, series, first.horizon * model.patch_size)
+    again("again_after_a_break")
+    thread_refused = _in_a_thread(lambda: again("again_in_a_thread"))
+    drawn = _samples(session, model)
+    asking.ask(on_more_threads)
+    answers[TOLD_NOTHING] = _told_nothing(trial, series, first)
+    save_tensors(answers_file(session.work), asking.answers)
+    save_tensors(samples_file(session.work), drawn)
+    return CandidateAsked(
+        draws=model.draws,
+        has_forecaster=forecaster_of(model) is not None,
+        thread_refused=thread_refused,
+        refused=asking.refused,
+    )
+
+
+class _Asking:
+    """Asks scenarios, and keeps what was answered and what was refused."""
+
+    def __init__(self, trial: Trial, model: BoundModel, truths: Tensors) -> None:
+        self.answers: Tensors = {}
+        self.refused: dict[str, str] = {}
+        self._trial = trial
+        self._model = model
+        self._truths = truths
+
+    def ask(self, scenario: Scenario) -> None:
+        trial, model = self._trial, self._model
+        if scenario.name not in self._truths or (scenario.through_forecast and forecaster_of(model) is None):
             return
         series = series_of(trial, scenario, model.patch_size)
-        truth = truths[scenario.name]["truth"].to(series.inputs.device)
-        with blaming_the_candidate():
-            answers[scenario.name] = quantities(model, series, truth)
-            synchronise(trial.device)
+        truth = self._truths[scenario.name]["truth"].to(series.inputs.device)
+        answers = self.answers.setdefault(scenario.name, {})
+        for part in parts_of(scenario):
+            try:
+                with blaming_the_candidate(), threads_of(scenario):
+                    answers |= part(model, scenario, series, truth)
+                    synchronise(trial.device)
+            except CandidateError as error:
+                if not scenario.may_be_refused:
+                    raise
+                self.refused[scenario.name] = telling_line(error.cause)
         trial.quiet.give_way()
-
-    def ask_again(how: str, series: Series) -> None:
-        with blaming_the_candidate():
-            forecast = model.generate_mean(series, first.horizon * model.patch_size)
-            answers.setdefault(first.name, {})[how] = forecast.double()
-
-    series = series_of(trial, first, model.patch_size)
-    ask(first)
-    ask(second)
-    ask_again("again", series)
-    for scenario in all_scenarios(trial):
-        if scenario.name not in answers:
-            ask(scenario)
-    ask_again("again_after_other_shapes", series)
-    _provoke(model, series)
-    ask_again("again_after_an_exception", series)
-    _break_off(model, series, first.horizon * model.patch_size)
-    ask_again("again_after_a_break", series)
-    refused = _in_a_thread(lambda: ask_again("again_in_a_thread", series))
-    save_tensors(answers_file(session.work), answers)
-    save_tensors(samples_file(session.work), _samples(session, model))
-    return CandidateAsked(draws=model.draws, thread_refused=refused)
 
 
 def run_candidate_once(session: Session) -> CandidateAsked:
@@ -123,33 +165,52 @@ def _in_a_thread(ask: Callable[[], None]) -> str:
     return telling_line(getattr(refused[0], "cause", refused[0])) if refused else ""
 
 
-def sample_seeds(trial: Trial, rounds: int) -> tuple[int, ...]:
-    return tuple(trial.workload.seed + number for number in range(max(2, rounds)))
+def _told_nothing(trial: Trial, series: Series, first: Scenario) -> Tensor:
+    """The forecast of the cell's cache, eager and with no shape announced: what was announced must not matter."""
+    with blaming_the_candidate():
+        model = trial.eager(trial.cache)
+        return model.generate_mean(series, first.horizon * model.patch_size).double()
 
 
 def _samples(session: Session, model: BoundModel) -> Tensors:
-    """Samples of both series under several seeds, the first seed of the first series twice."""
+    """All drawings, the first seed of the first one twice."""
     trial = session.trial
+    drawings = drawings_of(trial, session.profile.iterations)
     drawn: Tensors = {}
-    for scenario in pair_of(trial.workload):
-        series = series_of(trial, scenario, model.patch_size)
-        for seed in sample_seeds(trial, session.profile.iterations):
+    for drawing in drawings:
+        if drawing.scenario.through_forecast and forecaster_of(model) is None:
+            continue
+        for seed in drawing.seeds:
             with blaming_the_candidate():
-                drawn.setdefault(scenario.name, {})[str(seed)] = sampled(model, series, trial, seed=seed)
+                drawn.setdefault(drawing.scenario.name, {}).update(drawn_by(model, trial, drawing, seed=seed))
         trial.quiet.give_way()
-    first = pair_of(trial.workload)[0]
-    seed = sample_seeds(trial, session.profile.iterations)[0]
+    first = drawings[0]
     with blaming_the_candidate():
-        series = series_of(trial, first, model.patch_size)
-        drawn[first.name]["again"] = sampled(model, series, trial, seed=seed)
+        [again] = drawn_by(model, trial, first, seed=first.seeds[0]).values()
+    drawn[first.scenario.name]["again"] = again
     return drawn
 
 
-def sampled(model: Any, series: Series, trial: Trial, *, seed: int) -> Tensor:
-    """Samples of the first horizon, shape batch, variate, time, samples; one seed gives one stream of draws."""
+def drawn_by(model: BoundModel, trial: Trial, drawing: Drawing, *, seed: int) -> dict[str, Tensor]:
+    """Samples under a seed, shape batch, variate, time, samples; of `forecast()` also what it says about them."""
+    scenario = drawing.scenario
+    series = series_of(trial, scenario, model.patch_size)
     torch.manual_seed(seed)
-    steps = trial.workload.horizon_patches[0] * model.patch_size
-    samples: Tensor = model.generate_samples(
-        series, steps, num_samples=trial.workload.samples, samples_per_batch=trial.workload.samples_per_batch
-    )
-    return samples.double()
+    if scenario.through_forecast:
+        given, steps = as_a_user_gives_it(series, model.patch_size), steps_a_user_asks_for(scenario, model.patch_size)
+        forecast = forecaster_of(model).forecast(given, steps, num_samples=drawing.samples)
+        told = {f"{seed}.{name}": said(forecast).double() for name, said in SAID_OF_SAMPLES.items()}
+        return {str(seed): forecast.samples.double(), **told}
+    # the timed horizon of the pair, whose scenario may be longer
+    steps = min(scenario.horizon, trial.workload.horizon_patches[0]) * model.patch_size
+    samples = model.generate_samples(series, steps, num_samples=drawing.samples, samples_per_batch=drawing.per_batch)
+    return {str(seed): samples.double()}
+
+
+# What a `Forecast` says about its samples.
+SAID_OF_SAMPLES: Mapping[str, Callable[[Any], Tensor]] = {
+    "mean": lambda forecast: forecast.mean,
+    "median": lambda forecast: forecast.median,
+    "std": lambda forecast: forecast.std,
+    "quantile": lambda forecast: forecast.quantile(0.9),
+}

@@ -10,20 +10,29 @@ from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
+from toto.inference.forecaster import Forecast
 
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import (
     AGAIN,
+    SAID_OF_SAMPLES,
+    TOLD_NOTHING,
     CandidateAsked,
     answers_file,
-    sample_seeds,
-    sampled,
+    drawn_by,
     samples_file,
 )
 from toto_compat.cell.suites.equivalence.exchange import load_tensors
 from toto_compat.cell.suites.equivalence.reference import Reference, load_references, quantities
 from toto_compat.cell.suites.equivalence.samples import Finding, findings, places
-from toto_compat.cell.suites.equivalence.scenarios import Scenario, all_scenarios, pair_of, series_of
+from toto_compat.cell.suites.equivalence.scenarios import (
+    Drawing,
+    Scenario,
+    all_scenarios,
+    drawings_of,
+    pair_of,
+    series_of,
+)
 from toto_compat.cell.switches import numerics
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.request import CacheRequest
@@ -31,14 +40,15 @@ from toto_compat.contract.result import Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.statistics import ratio_to_limit, relative_spread
 from toto_compat.contract.suites import Group, Suite
 from toto_compat.model.bound import BoundModel, WholeModel
-from toto_compat.model.series import Series
 
 METHOD = (
     "distribution parameters under teacher forcing (upstream eager's own forecast fed to all) and the free-running "
     "mean forecast, RMSE to a float64 upstream-eager reference over max(2x eager's own error, error of eager with "
     "inputs moved by one ulp); one series again after another, after other shapes, after an exception, after a break "
-    "and in a second thread, exactly; samples by their places in the distributions that eager gives them; worst ratio; "
-    "NaN is infinite"
+    "and in a second thread, exactly; also with one thread more, with nothing announced, and by forecast() with its "
+    "defaults; past the announced lengths an error is an answer, a wrong number is not; of NaN under the mask an "
+    "answer is an error, NaN, eager's forecast with zeros there, or what eager makes of it without torch's checks; "
+    "samples by their places in the distributions that eager gives them; worst ratio; NaN is infinite"
 )
 # Twice: a compiled kernel adds in another order than eager does, which is as right as eager's. This project's choice.
 EAGERS_OWN_ERRORS = 2.0
@@ -75,16 +85,20 @@ def run_compare(session: Session) -> SuiteEvidence:
     asked = CandidateAsked.model_validate(session.measured(Suite.EQUIVALENCE, Group.CANDIDATE))
     references, answers = load_references(session.work), load_tensors(answers_file(session.work))
     first = pair_of(trial.workload)[0]
-    required = {scenario.name for scenario in all_scenarios(trial) if not scenario.may_lack_a_reference}
+    scenarios = all_scenarios(trial)
+    required = {scenario.name for scenario in scenarios if not scenario.may_lack_a_reference}
     missing = sorted(required - set(references))
     comparisons: list[Comparison] = []
     control: list[Comparison] = []
-    for name, reference in references.items():
-        comparisons += compare(name, answers.get(name, {}), reference)
-        trial.quiet.give_way()
+    for scenario in scenarios:
+        if scenario.name in references:
+            comparisons += compare_scenario(scenario, answers.get(scenario.name, {}), references[scenario.name], asked)
     if first.name in references:
-        comparisons += compare_again(first, answers.get(first.name, {}), references[first.name], asked)
-        control = compare_control(trial, first, references[first.name])
+        reference = references[first.name]
+        own = answers.get(first.name, {})
+        comparisons += compare_again(first, own, reference, asked)
+        comparisons.append(_compared(first.name, "mean_forecast", own.get(TOLD_NOTHING), reference, asked=TOLD_NOTHING))
+        control = compare_control(trial, first, reference)
     eager = trial.eager()
     assert isinstance(eager, WholeModel)
     drawn, draws_control = compare_samples(session, eager, asked)
@@ -101,8 +115,10 @@ def run_compare(session: Session) -> SuiteEvidence:
         details={
             "comparisons": [asdict(comparison) for comparison in (*comparisons, *drawn)],
             "control": [asdict(comparison) for comparison in (*control, *draws_control)],
-            "without_a_reference": sorted({scenario.name for scenario in all_scenarios(trial)} - set(references)),
+            "without_a_reference": sorted({scenario.name for scenario in scenarios} - set(references)),
             "thread_refused": asked.thread_refused,
+            "refused": asked.refused,
+            "forecast_entry_point": "tried" if asked.has_forecaster else "the binding has no forecaster of toto-ts's",
             "draws": asked.draws,
             "numerics": numerics(),
         },
@@ -112,31 +128,62 @@ def run_compare(session: Session) -> SuiteEvidence:
 # --- parameters and means ---------------------------------------------------------------------------------------------
 
 
+def compare_scenario(
+    scenario: Scenario, candidate: Mapping[str, Tensor], reference: Reference, asked: CandidateAsked
+) -> list[Comparison]:
+    """Compare what was answered; nothing of what was refused where that is allowed."""
+    if scenario.through_forecast and not asked.has_forecaster:
+        return []
+    refused = scenario.may_be_refused and scenario.name in asked.refused
+    answered = [name for name in reference.exact if name in candidate or not refused]
+    if reference.unchecked is None:
+        return [_compared(scenario.name, name, candidate.get(name), reference) for name in answered]
+    return [_compared_under_nan(scenario.name, name, candidate.get(name), reference) for name in answered]
+
+
 def compare(scenario: str, candidate: Mapping[str, Tensor], reference: Reference) -> list[Comparison]:
     """Hold each quantity's error to the float64 reference against what eager's own noise allows."""
     return [_compared(scenario, name, candidate.get(name), reference) for name in reference.exact]
 
 
-def _compared(scenario: str, name: str, candidate: Tensor | None, reference: Reference) -> Comparison:
-    exact = reference.exact[name]
-
-    def distance(other: Tensor) -> float:
-        # RMSE: the largest of thousands of rounding errors swings by itself, and a wrong value shows here all the same
-        return errors_between(other, exact).rmse
-
-    error = distance(candidate) if candidate is not None else math.inf
-    own = EAGERS_OWN_ERRORS * distance(reference.eager[name])
-    limit = max(own, *(distance(nudged[name]) for nudged in reference.nudged))
+def _compared(
+    scenario: str, name: str, candidate: Tensor | None, reference: Reference, *, asked: str = ""
+) -> Comparison:
+    error = errors_between(candidate, reference.exact[name]).rmse if candidate is not None else math.inf
+    limit = _limit(name, reference)
     return Comparison(
         scenario=scenario,
-        quantity=name,
+        quantity=asked or name,
         error=error,
         limit=limit,
         ratio=ratio_to_limit(error, limit),
         to_eager=errors_between(candidate, reference.eager[name]) if candidate is not None else None,
-        elements=exact.numel(),
+        elements=reference.exact[name].numel(),
         told="" if candidate is not None else "the candidate gave no answer",
     )
+
+
+def _limit(name: str, reference: Reference) -> float:
+    def distance(other: Mapping[str, Tensor]) -> float:
+        # RMSE: the largest of thousands of rounding errors swings by itself, and a wrong value shows here all the same
+        return errors_between(other[name], reference.exact[name]).rmse
+
+    return max(EAGERS_OWN_ERRORS * distance(reference.eager), *map(distance, reference.nudged))
+
+
+def _compared_under_nan(scenario: str, name: str, candidate: Tensor | None, reference: Reference) -> Comparison:
+    """NaN is as good as the error that eager raises. A number has to be eager's, of zeros there or unchecked."""
+    assert reference.unchecked is not None
+    exact, unchecked = reference.exact[name], reference.unchecked[name]
+    limit = _limit(name, reference)
+    if candidate is None or candidate.shape != exact.shape:
+        error = math.inf
+    else:
+        numbers = candidate.isfinite()
+        to_zeros = errors_between(candidate[numbers], exact[numbers]).rmse if numbers.any() else 0.0
+        same_numbers = torch.equal(numbers, unchecked.isfinite())
+        error = min(to_zeros, errors_between(candidate[numbers], unchecked[numbers]).rmse) if same_numbers else to_zeros
+    return Comparison(scenario, name, error, limit, ratio_to_limit(error, limit), elements=exact.numel())
 
 
 def compare_again(
@@ -167,7 +214,8 @@ def compare_control(trial: Trial, first: Scenario, reference: Reference) -> list
     """The same for a cache that is wrong on purpose, eager: it must not pass."""
     model = trial.eager(CONTROL)
     series = series_of(trial, first, model.patch_size)
-    return compare(first.name, quantities(model, series, reference.truth.to(series.inputs.device)), reference)
+    truth = reference.truth.to(series.inputs.device)
+    return compare(first.name, quantities(model, first, series, truth), reference)
 
 
 def errors_between(values: Tensor, reference: Tensor) -> Errors:
@@ -193,34 +241,76 @@ def compare_samples(
     """Judge the candidate's draws by eager, and eager's own drawn together as the control that must not pass."""
     trial = session.trial
     drawn = load_tensors(samples_file(session.work))
+    drawings = drawings_of(trial, session.profile.iterations)
     compared: list[Comparison] = []
     control: list[Comparison] = []
-    for scenario in pair_of(trial.workload):
-        series = series_of(trial, scenario, eager.patch_size)
-        for seed in sample_seeds(trial, session.profile.iterations):
-            samples = drawn.get(scenario.name, {}).get(str(seed))
-            own = sampled(eager, series, trial, seed=seed)
-            compared += judged_draws(scenario.name, eager, series, samples, own)
-            if asked.draws == "toto-ts" and samples is not None:
-                compared.append(_seed_for_seed(scenario.name, samples, own, eager.patch_size))
-            if not control:
-                centre = own.mean(dim=-1, keepdim=True)
-                control = judged_draws(scenario.name, eager, series, centre + CONTROL_SPREAD * (own - centre), own)
-            trial.quiet.give_way()
+    for drawing in drawings:
+        name = drawing.scenario.name
+        if drawing.scenario.through_forecast and not asked.has_forecaster:
+            continue
+        theirs = drawn.get(name, {})
+        own = {str(seed): drawn_by(eager, trial, drawing, seed=seed)[str(seed)].cpu() for seed in drawing.seeds}
+        samples = {seed: theirs[seed] for seed in own if seed in theirs}
+        judged = judged_draws(trial, drawing, eager, samples, own, drawings=len(drawings))
+        compared += judged
+        if asked.draws == "toto-ts" and worst_ratio(judged) < math.inf:
+            compared += [_seed_for_seed(name, samples[seed], own[seed], eager.patch_size) for seed in own]
+        if drawing.scenario.through_forecast and worst_ratio(judged) < math.inf:
+            compared += [one for seed in own for one in said_of_samples(trial, name, theirs, seed)]
+        if not control:
+            closer = {seed: _drawn_together(values) for seed, values in own.items()}
+            control = judged_draws(trial, drawing, eager, closer, own, drawings=len(drawings))
+        trial.quiet.give_way()
     return compared, control
 
 
+def _drawn_together(samples: Tensor) -> Tensor:
+    centre = samples.mean(dim=-1, keepdim=True)
+    return centre + CONTROL_SPREAD * (samples - centre)
+
+
 def judged_draws(
-    scenario: str, eager: WholeModel, series: Series, samples: Tensor | None, own: Tensor
+    trial: Trial,
+    drawing: Drawing,
+    eager: WholeModel,
+    samples: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    *,
+    drawings: int,
 ) -> list[Comparison]:
     """Every test of the draws' places, as comparisons; draws of another shape or not finite are no draws at all."""
-    if samples is None or samples.shape != own.shape or not samples.isfinite().all():
-        return [Comparison(scenario, "samples", math.inf, 1.0, math.inf, told="no samples, or not finite ones")]
-    tested: Sequence[Finding] = findings(places(eager, series, samples))
+    name = drawing.scenario.name
+    given = [samples.get(seed) for seed in own]
+    right = [
+        one for one, theirs in zip(given, own.values(), strict=True)
+        if one is not None and one.shape == theirs.shape and bool(one.isfinite().all())
+    ]  # fmt: skip
+    if len(right) < len(own):
+        return [Comparison(name, "samples", math.inf, 1.0, math.inf, told="no samples, or not finite ones")]
+    series = series_of(trial, drawing.scenario, eager.patch_size)
+    below = torch.cat([places(eager, series, one.to(series.inputs.device)) for one in right])
+    tested: Sequence[Finding] = findings(
+        below, patch_size=eager.patch_size, series=drawing.scenario.batch, drawings=drawings
+    )
     return [
-        Comparison(scenario, f"samples: {one.test}", one.ratio, 1.0, one.ratio, elements=samples.numel(), told=one.told)
+        Comparison(name, f"samples: {one.test}", one.ratio, 1.0, one.ratio, elements=below.numel(), told=one.told)
         for one in tested
     ]
+
+
+def said_of_samples(trial: Trial, scenario: str, drawn: Mapping[str, Tensor], seed: str) -> list[Comparison]:
+    """Hold what a `Forecast` says of its samples, their mean for one, against the samples themselves."""
+    samples = drawn[seed]
+    rounding = samples.shape[-1] * torch.finfo(trial.dtype).eps * samples.abs().amax(dim=-1)
+    limit = rounding.clamp_min(torch.finfo(torch.float32).tiny)
+    themselves = Forecast(samples.mean(dim=-1), samples)
+    compared = []
+    for name, said in SAID_OF_SAMPLES.items():
+        told, right = drawn.get(f"{seed}.{name}"), said(themselves)
+        fits = told is not None and told.shape == right.shape
+        ratio = float(((told - right).abs() / limit).max()) if fits else math.inf
+        compared.append(Comparison(scenario, f"samples: {name}", ratio, 1.0, ratio_to_limit(ratio, 1.0)))
+    return compared
 
 
 def _seed_for_seed(scenario: str, samples: Tensor, own: Tensor, patch_size: int) -> Comparison:
@@ -301,20 +391,20 @@ def mae_figures(session: Session, eager: WholeModel, answers: Mapping[str, Tenso
 def _mae_sigma(session: Session, eager: WholeModel) -> Figure:
     """How much more the error of sampled forecasts swings over seeds than eager's does."""
     trial = session.trial
-    first = pair_of(trial.workload)[0]
-    drawn = load_tensors(samples_file(session.work)).get(first.name, {})
-    series = series_of(trial, first, eager.patch_size)
+    first = drawings_of(trial, session.profile.iterations)[0]
+    drawn = load_tensors(samples_file(session.work)).get(first.scenario.name, {})
+    series = series_of(trial, first.scenario, eager.patch_size)
     steps = trial.workload.horizon_patches[0] * eager.patch_size
     held_out = series.truth[..., :steps].double().cpu()
 
     def mae(samples: Tensor) -> float:
         return float((samples.cpu().median(dim=-1).values - held_out).abs().mean())
 
-    seeds = sample_seeds(trial, session.profile.iterations)
+    seeds = first.seeds
     if any(str(seed) not in drawn for seed in seeds):
         return Figure(value=None, missing="the candidate left no samples")
     theirs = relative_spread([mae(drawn[str(seed)]) for seed in seeds])
-    own = relative_spread([mae(sampled(eager, series, trial, seed=seed)) for seed in seeds])
+    own = relative_spread([mae(drawn_by(eager, trial, first, seed=seed)[str(seed)]) for seed in seeds])
     return Figure(
         value=max(0.0, theirs - own) if math.isfinite(theirs) else math.inf,
         method=f"sigma / mean of the sampled forecast's MAE over {len(seeds)} seeds ({theirs:.3g}), beyond eager's own "
@@ -328,14 +418,13 @@ def _mae_sigma(session: Session, eager: WholeModel) -> Figure:
 def run_determinism(session: Session) -> SuiteEvidence:
     """Find the largest difference between two runs of one seed in one process; nothing where eager differs itself."""
     trial = session.trial
-    first = pair_of(trial.workload)[0]
-    seed = sample_seeds(trial, session.profile.iterations)[0]
+    drawing = drawings_of(trial, session.profile.iterations)[0]
+    first = drawing.scenario
     answers = load_tensors(answers_file(session.work)).get(first.name, {})
     drawn = load_tensors(samples_file(session.work)).get(first.name, {})
-    eager = _eager_twice(trial, trial.eager(), first, seed)
-    compiled = _largest(
-        [(answers.get("mean_forecast"), answers.get("again")), (drawn.get(str(seed)), drawn.get("again"))]
-    )
+    eager = _eager_twice(trial, trial.eager(), drawing)
+    samples = drawn.get(str(drawing.seeds[0]))
+    compiled = _largest([(answers.get("mean_forecast"), answers.get("again")), (samples, drawn.get("again"))])
     if not math.isfinite(eager):
         figure = _missing_reference([first.name])
     elif eager != 0.0:
@@ -352,10 +441,12 @@ def run_determinism(session: Session) -> SuiteEvidence:
     )
 
 
-def _eager_twice(trial: Trial, model: BoundModel, first: Scenario, seed: int) -> float:
+def _eager_twice(trial: Trial, model: BoundModel, drawing: Drawing) -> float:
+    first = drawing.scenario
     series = series_of(trial, first, model.patch_size)
     means = [model.generate_mean(series, first.horizon * model.patch_size) for _ in range(2)]
-    samples = [sampled(model, series, trial, seed=seed) for _ in range(2)]
+    seed = drawing.seeds[0]
+    samples = [drawn_by(model, trial, drawing, seed=seed)[str(seed)] for _ in range(2)]
     return _largest([(means[0], means[1]), (samples[0], samples[1])])
 
 

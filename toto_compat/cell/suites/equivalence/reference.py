@@ -1,7 +1,8 @@
 """Upstream eager's own answers: what a right forecast is, and how far eager itself strays from it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -9,11 +10,23 @@ from torch import Tensor
 
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.exchange import Tensors, load_tensors, save_tensors
-from toto_compat.cell.suites.equivalence.scenarios import Scenario, all_scenarios, series_of
+from toto_compat.cell.suites.equivalence.scenarios import (
+    NAN_UNDER_THE_MASK,
+    Scenario,
+    all_scenarios,
+    as_a_user_gives_it,
+    series_of,
+    steps_a_user_asks_for,
+    threads_of,
+    with_zeros_under_the_mask,
+)
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.model.bound import BoundModel
+from toto_compat.model.forecaster import forecaster_of
 from toto_compat.model.series import Series
+
+Part = Callable[[BoundModel, Scenario, Series, Tensor], dict[str, Tensor]]
 
 # Another seed each: a null of one draw would be as good as luck.
 NUDGES = (0, 1, 2)
@@ -34,6 +47,8 @@ class Reference:
     exact: Mapping[str, Tensor]
     eager: Mapping[str, Tensor]
     nudged: tuple[Mapping[str, Tensor], ...]
+    # of NaN under the mask: what eager makes of it without torch's checks of distributions, which compiling turns off
+    unchecked: Mapping[str, Tensor] | None = None
 
     @property
     def finite(self) -> bool:
@@ -75,6 +90,7 @@ def run_reference(session: Session) -> ReferenceMade:
         truths[scenario.name] = {"truth": reference.truth}
         parts = {"exact": reference.exact, "eager": reference.eager}
         parts |= {f"nudged{number}": nudged for number, nudged in enumerate(reference.nudged)}
+        parts |= {"unchecked": reference.unchecked} if reference.unchecked is not None else {}
         answers[scenario.name] = {
             f"{part}:{name}": values for part, named in parts.items() for name, values in named.items()
         }
@@ -101,37 +117,72 @@ def load_references(work: Path) -> dict[str, Reference]:
             part, _, name = key.partition(":")
             parts.setdefault(part, {})[name] = values
         nudged = tuple(parts[f"nudged{number}"] for number in range(len(NUDGES)))
-        references[scenario] = Reference(truths[scenario]["truth"], parts["exact"], parts["eager"], nudged)
+        truth = truths[scenario]["truth"]
+        references[scenario] = Reference(truth, parts["exact"], parts["eager"], nudged, parts.get("unchecked"))
     return references
 
 
 def reference_on(trial: Trial, eager: BoundModel, exact: BoundModel, scenario: Scenario) -> Reference:
-    """Ask upstream eager one scenario; NotFiniteError if it has no answer to hold anybody to."""
-    series = series_of(trial, scenario, eager.patch_size)
-    try:
+    """Upstream eager on a scenario; of NaN under the mask, on the same series with zeros there."""
+    asked = series_of(trial, scenario, eager.patch_size)
+    series = with_zeros_under_the_mask(asked) if scenario.kind == NAN_UNDER_THE_MASK else asked
+    with threads_of(scenario):
         truth = eager.generate_mean(series, scenario.horizon * eager.patch_size)
-    except (ValueError, AssertionError) as error:  # toto-ts raises on NaN in its distribution
-        raise NotFiniteError(scenario.name) from error
-    if not truth.isfinite().all():  # fed back, it would make torch's distributions raise
-        raise NotFiniteError(scenario.name)
-    reference = Reference(
-        truth=truth,
-        exact=quantities(exact, series.to(dtype=torch.float64), truth.double()),
-        eager=quantities(eager, series, truth),
-        nudged=tuple(quantities(eager, series.nudged(1, seed=seed), truth) for seed in NUDGES),
-    )
-    if not reference.finite:
-        raise NotFiniteError(scenario.name)
-    return reference
+        if not truth.isfinite().all():  # fed back, it would make torch's distributions raise
+            raise NotFiniteError(scenario.name)
+        reference = Reference(
+            truth=truth,
+            exact=quantities(exact, scenario, series.to(dtype=torch.float64), truth.double()),
+            eager=quantities(eager, scenario, series, truth),
+            nudged=tuple(quantities(eager, scenario, series.nudged(1, seed=seed), truth) for seed in NUDGES),
+        )
+        if not reference.finite:
+            raise NotFiniteError(scenario.name)
+        if series is asked:
+            return reference
+        with _without_checks_of_distributions():
+            return replace(reference, unchecked=quantities(eager, scenario, asked, truth))
 
 
-def quantities(model: BoundModel, series: Series, truth: Tensor) -> dict[str, Tensor]:
-    """All that is compared on one scenario: parameters of the first forward and of the decode steps, the forecast."""
+@contextmanager
+def _without_checks_of_distributions() -> Iterator[None]:
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
+
+
+def quantities(model: BoundModel, scenario: Scenario, series: Series, truth: Tensor) -> dict[str, Tensor]:
+    """All that is compared on one scenario."""
+    return {
+        name: values for part in parts_of(scenario) for name, values in part(model, scenario, series, truth).items()
+    }
+
+
+def parts_of(scenario: Scenario) -> tuple[Part, ...]:
+    """How a scenario is asked: each on its own, since one may be refused and another answered."""
+    return (_by_forecast,) if scenario.through_forecast else (_parameters, _mean_forecast)
+
+
+def _parameters(model: BoundModel, _scenario: Scenario, series: Series, truth: Tensor) -> dict[str, Tensor]:
+    """Parameters of the first forward and of the decode steps."""
     steps = model.teacher_forced(series, truth)
     compared: dict[str, Tensor] = {}
     for name in steps[0]:
         compared[f"forward.{name}"] = steps[0][name].double()
         if len(steps) > 1:
             compared[f"decode.{name}"] = torch.stack([step[name] for step in steps[1:]]).double()
-    compared["mean_forecast"] = model.generate_mean(series, truth.shape[-1]).double()
     return compared
+
+
+def _mean_forecast(model: BoundModel, _scenario: Scenario, series: Series, truth: Tensor) -> dict[str, Tensor]:
+    return {"mean_forecast": model.generate_mean(series, truth.shape[-1]).double()}
+
+
+def _by_forecast(model: BoundModel, scenario: Scenario, series: Series, _truth: Tensor) -> dict[str, Tensor]:
+    """The mean that `forecast()` returns by default."""
+    given, steps = as_a_user_gives_it(series, model.patch_size), steps_a_user_asks_for(scenario, model.patch_size)
+    forecast = forecaster_of(model).forecast(given, steps)
+    return {"forecast().mean": forecast.mean.double()}

@@ -6,6 +6,7 @@ draws from eager's distributions. Neither a seed nor the candidate's own `teache
 """
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from scipy import special, stats
@@ -18,6 +19,8 @@ from toto_compat.model.series import Series
 FALSE_ALARMS = 1e-6
 _MOST_ROWS = 64  # of a sample batch that are held against eager: more only cost time
 _TAIL = 0.01
+_FEWEST_POINTS = 8  # of a row, to say whether it resembles another
+_LEAST_CHANCE = 1e-300  # that a number can hold
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,25 @@ class Finding:
 
 
 def places(eager: WholeModel, series: Series, samples: Tensor) -> Tensor:
-    """The probability below every drawn point: [row, variate, time], rows being samples times series."""
+    """The probability below every drawn point: [row, variate, time], rows being samples times series, in turn."""
     batch, variates, steps, count = samples.shape
-    kept = min(count, max(1, _MOST_ROWS // batch))
+    fed_back = steps > eager.patch_size
+    kept = min(count, max(1, _MOST_ROWS // batch)) if fed_back else count
     # spread over all rounds of sampling, not the first rows of the first one
     chosen = torch.linspace(0, count - 1, kept).round().long()
     drawn = samples[..., chosen].permute(3, 0, 1, 2).reshape(kept * batch, variates, steps).to(series.inputs.dtype)
-    repeated = Series(**{name: value.repeat(kept, *[1] * (value.dim() - 1)) for name, value in vars(series).items()})
     below = []
-    for step, predicted in enumerate(eager.predictive(repeated, drawn)):
+    if fed_back:
+        predictions = eager.predictive(_repeated(series, kept), drawn)
+    else:  # all samples of a series have one distribution
+        predictions = [
+            {name: value.repeat(kept, *[1] * (value.dim() - 1)) for name, value in predicted.items()}
+            for predicted in eager.predictive(series, drawn[:batch])
+        ]
+    for step, predicted in enumerate(predictions):
         points = drawn[..., step * eager.patch_size : (step + 1) * eager.patch_size].double()
+        # the last patch may have been asked for in part
+        predicted = {name: value[:, :, : points.shape[-1]] for name, value in predicted.items()}  # noqa: PLW2901
         scaled = (points - predicted["affine_loc"].double()) / predicted["affine_scale"].double()
         df, loc, scale = (predicted[name].double() for name in ("df", "loc", "scale"))
         if "probs" in predicted:
@@ -50,62 +62,97 @@ def places(eager: WholeModel, series: Series, samples: Tensor) -> Tensor:
     return torch.cat(below, dim=-1)
 
 
-def findings(below: Tensor) -> list[Finding]:
-    """Test that places are uniform and independent over points, rows and rounds."""
-    rows = below.shape[0]
-    flat = below.flatten()
+def _repeated(series: Series, times: int) -> Series:
+    return Series(**{name: value.repeat(times, *[1] * (value.dim() - 1)) for name, value in vars(series).items()})
+
+
+def findings(below: Tensor, *, patch_size: int, series: int = 1, drawings: int = 1) -> list[Finding]:
+    """Test that places are uniform and independent over points, patches, variates, rows and rounds.
+
+    `series` is how many series stand behind the rows, in turn; `drawings` how many of these are made of a cell.
+    """
+    rows, variates, steps = below.shape
     # a point at the very end of its distribution is possible, infinity is not a number to reckon with
     normal = torch.from_numpy(special.ndtri(below.clamp(1e-12, 1 - 1e-12).numpy()))
-    vectors = normal.reshape(rows, -1)
-    pairs = rows * (rows - 1) // 2
-    tests = 6 + pairs
-    return [
-        _uniform(flat, tests),
-        _count("below the lowest hundredth", int((flat < _TAIL).sum()), flat.numel(), tests),
-        _count("above the highest hundredth", int((flat > 1 - _TAIL).sum()), flat.numel(), tests),
-        _score("location", float(vectors.mean()) * flat.numel() ** 0.5, tests),
-        _score("spread", (float(vectors.square().mean()) - 1.0) * (flat.numel() / 2.0) ** 0.5, tests),
-        _neighbours(normal, tests),
-        *_rows_apart(vectors, tests),
+    patches = normal.split(patch_size, dim=-1)
+    whole = [patch for patch in patches if patch.shape[-1] == patch_size]
+    of_each_series = [normal[number::series, variate] for number in range(series) for variate in range(variates)]
+    places_ = {"": [normal], " of a patch": patches, " of a series and variate": of_each_series}
+    scored = [
+        _uniform(below.flatten()),
+        _count("below the lowest hundredth", below < _TAIL),
+        _count("above the highest hundredth", below > 1 - _TAIL),
+        *(_location(f"location{where}", part) for where, parts in places_.items() for part in parts),
+        *(_spread(f"spread{where}", part) for where, parts in places_.items() for part in parts),
+        _together("neighbouring points", normal[..., 1:], normal[..., :-1]),
+        # noise that comes again from step to step, as a random state that a graph replays would give
+        *(_together("patches", one, other) for one, other in combinations(whole, 2)),
+        *(_together("variates", normal[:, one], normal[:, other]) for one, other in combinations(range(variates), 2)),
     ]
+    worst: dict[str, _Scored] = {}
+    for one in scored:
+        if one.test not in worst or one.chance < worst[one.test].chance:
+            worst[one.test] = one
+    # half of the false alarms for all of these, half for the many pairs of rows: they would make the others blind
+    found = [_found(one, drawings * len(scored)) for one in worst.values()]
+    if rows > 1 and variates * steps >= _FEWEST_POINTS:
+        found.append(_found(_rows_apart(normal.reshape(rows, -1)), drawings * rows * (rows - 1) // 2))
+    return found
 
 
-def _critical(tests: int) -> float:
-    return float(stats.norm.isf(FALSE_ALARMS / tests / 2.0))
+def _found(one: "_Scored", tests: int) -> Finding:
+    critical = float(stats.norm.isf(FALSE_ALARMS / 2.0 / tests / 2.0))
+    return Finding(one.test, float(stats.norm.isf(max(one.chance, _LEAST_CHANCE) / 2.0)) / critical, one.told)
 
 
-def _score(test: str, score: float, tests: int) -> Finding:
-    return Finding(test, abs(score) / _critical(tests), f"{score:+.1f} standard errors")
+@dataclass(frozen=True)
+class _Scored:
+    test: str
+    chance: float  # of something as odd or odder, on either side
+    told: str
 
 
-def _uniform(places_: Tensor, tests: int) -> Finding:
+def _either_side(below: float, above: float) -> float:
+    return min(1.0, 2.0 * min(below, above))
+
+
+def _uniform(places_: Tensor) -> _Scored:
     """Kolmogorov-Smirnov: the largest gap between the places and a uniform distribution."""
-    count = places_.numel()
-    distance = float(stats.kstest(places_.numpy(), "uniform").statistic)
-    critical = float(stats.kstwobign.isf(FALSE_ALARMS / tests)) / count**0.5
-    return Finding("uniform", distance / critical, f"largest gap {distance:.3f} over {count} points")
+    tested = stats.kstest(places_.numpy(), "uniform")
+    told = f"largest gap {float(tested.statistic):.3f} over {places_.numel()} points"
+    return _Scored("uniform", float(tested.pvalue), told)
 
 
-def _count(where: str, seen: int, count: int, tests: int) -> Finding:
-    expected = count * _TAIL
-    score = (seen - expected) / (expected * (1 - _TAIL)) ** 0.5
-    finding = _score(where, score, tests)
-    return Finding(finding.test, finding.ratio, f"{seen} points, {expected:.0f} expected")
+def _count(where: str, seen: Tensor) -> _Scored:
+    count, of_all = int(seen.sum()), seen.numel()
+    chance = _either_side(stats.binom.cdf(count, of_all, _TAIL), stats.binom.sf(count - 1, of_all, _TAIL))
+    return _Scored(where, chance, f"{count} points, {of_all * _TAIL:.0f} expected")
 
 
-def _neighbours(normal: Tensor, tests: int) -> Finding:
-    """Points next to each other in time must not follow each other."""
-    product = normal[..., 1:] * normal[..., :-1]
-    return _score("neighbouring points", float(product.mean()) * product.numel() ** 0.5, tests)
+def _location(test: str, normal: Tensor) -> _Scored:
+    score = float(normal.mean()) * normal.numel() ** 0.5
+    return _Scored(test, 2.0 * float(stats.norm.sf(abs(score))), f"{score:+.1f} standard errors")
 
 
-def _rows_apart(vectors: Tensor, tests: int) -> list[Finding]:
-    """No two rows, of one round or of two, may know of each other."""
+def _spread(test: str, normal: Tensor) -> _Scored:
+    squares, count = float(normal.square().sum()), normal.numel()
+    chance = _either_side(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count))
+    return _Scored(test, chance, f"{(squares / count) ** 0.5:.3f} of the right one")
+
+
+def _together(test: str, one: Tensor, other: Tensor) -> _Scored:
+    """What must not follow each other: points next to each other, patches, variates."""
+    product = one * other
+    score = float(product.mean()) * product.numel() ** 0.5
+    told = f"correlation {float(product.mean()):+.3f}"
+    return _Scored(test, 2.0 * float(stats.norm.sf(abs(score))), told)
+
+
+def _rows_apart(vectors: Tensor) -> _Scored:
+    """No two rows, of one round, of two or of two seeds, may know of each other."""
     rows, points = vectors.shape
-    if rows < 2 or points < 8:
-        return []
     correlation = torch.corrcoef(vectors)
     above = correlation[torch.triu_indices(rows, rows, offset=1).unbind()]
     worst = float(above.abs().max().clamp(max=1 - 1e-12))
-    score = 0.5 * torch.log(torch.tensor((1 + worst) / (1 - worst))).item() * (points - 3) ** 0.5
-    return [Finding("rows and rounds", score / _critical(tests), f"largest correlation {worst:.3f}")]
+    chance = 2.0 * float(stats.t.sf(worst * ((points - 2) / (1 - worst**2)) ** 0.5, points - 2))
+    return _Scored("rows and rounds", chance, f"largest correlation {worst:.3f}")

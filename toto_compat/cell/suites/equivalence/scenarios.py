@@ -1,14 +1,20 @@
-"""What is forecast to compare: every shape of the workload, and series of all kinds at one of them."""
+"""What is forecast to compare: every shape of the workload, shapes past it, and series of all kinds at one of them."""
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from toto.data.util.dataset import MaskedTimeseries
+from toto.inference.forecaster import TotoForecaster
 
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.request import Workload
 from toto_compat.model.series import Series
 
+NAN_UNDER_THE_MASK = "nan_under_the_mask"
+SAMPLES_PER_BATCH: int = inspect.signature(TotoForecaster.forecast).parameters["samples_per_batch"].default
 _KIND_SHAPE = (3, 3, 2)  # batch, variates, id groups that the kinds are tried at: one shape, so nothing compiles anew
 
 
@@ -24,31 +30,58 @@ class Scenario:
     groups: int
     kind: str = "ordinary"
     seed_offset: int = 0  # another one gives other values of the same shape
+    past_the_announced: bool = False
+    more_threads: bool = False
+    through_forecast: bool = False  # by toto-ts's `forecast()`, as a user calls it
 
     @property
     def may_lack_a_reference(self) -> bool:
         """Say whether upstream eager need not be finite here: of odd values it is asked only what it can answer."""
-        return self.kind != "ordinary"
+        return self.kind in KINDS
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Say whether an error is an answer: nobody announced that shape, or eager itself refuses that series."""
+        return self.past_the_announced or self.kind == NAN_UNDER_THE_MASK
 
 
-def scenarios_of(workload: Workload, batch_sizes: tuple[int, ...] = ()) -> tuple[Scenario, ...]:
+@dataclass(frozen=True)
+class Drawing:
+    """Samples of one scenario: how many, in rounds of how many, under which seeds."""
+
+    scenario: Scenario
+    samples: int
+    per_batch: int
+    seeds: tuple[int, ...]
+
+
+def scenarios_of(workload: Workload, sampled_rows: tuple[int, ...] = ()) -> tuple[Scenario, ...]:
     """Every context length at the workload's own shape, mixes of batch, variates and id groups, then the kinds.
 
     The mixes are short, and in an order in which one size changes at a time: the compiler makes it dynamic then, and
-    the shapes after it cost no compilation. Samples are drawn for as many rows as `batch_sizes` say: those are mixes
-    too, since the parameters that samples are drawn from are compared at no other place.
+    the shapes after it cost no compilation. `sampled_rows` are mixes too: the parameters that samples are drawn from
+    are compared at no other place.
     """
-    horizon = max(9, workload.horizon_patches[0])  # a prefill and at least eight decode steps
     own_shape = (workload.batch, workload.variates, workload.groups)
-    lengths = [Scenario(f"context {context}", context, horizon, *own_shape) for context in workload.context_patches]
+    lengths = [
+        Scenario(f"context {context}", context, _horizon_after(workload, context), *own_shape)
+        for context in workload.context_patches
+    ]
     shortest = workload.context_patches[0]
-    sizes = [(rows, workload.variates, workload.groups) for rows in batch_sizes if rows > 3]
+    horizon = _horizon_after(workload, shortest)
+    sizes = [(rows, workload.variates, workload.groups) for rows in sampled_rows if rows > _KIND_SHAPE[0]]
     mixes = [
         Scenario(f"batch {batch}, {variates} variates in {groups}", shortest, horizon, batch, variates, groups)
-        for batch, variates, groups in ((3, 1, 1), _KIND_SHAPE, (2, 3, 1), (2, 1, 1), *sizes)
+        for batch, variates, groups in ((2, 1, 1), _KIND_SHAPE, (2, 3, 1), *sizes)
     ]
-    kinds = [Scenario(kind.replace("_", " "), shortest, 3, *_KIND_SHAPE, kind=kind) for kind in KINDS]
+    kinds = [Scenario(kind.replace("_", " "), shortest, min(3, horizon), *_KIND_SHAPE, kind=kind) for kind in KINDS]
     return (*lengths, *mixes, *kinds)
+
+
+def _horizon_after(workload: Workload, context: int) -> int:
+    """A prefill and at least eight decode steps, as far as that many were announced."""
+    announced = workload.context_patches[-1] + max(workload.horizon_patches)
+    return min(max(9, workload.horizon_patches[0]), announced - context)
 
 
 def pair_of(workload: Workload) -> tuple[Scenario, Scenario]:
@@ -57,23 +90,151 @@ def pair_of(workload: Workload) -> tuple[Scenario, Scenario]:
     return first, replace(first, name=f"{first.name}, another series", seed_offset=1)
 
 
+def through_forecast(workload: Workload) -> Scenario:
+    """What a user calls: a series and a horizon that are no whole patches, everything else left at its default."""
+    shape = (workload.batch, workload.variates, workload.groups)
+    return Scenario("forecast()", workload.context_patches[0], 3, *shape, through_forecast=True)
+
+
+def past_the_announced(trial: Trial) -> tuple[Scenario, ...]:
+    """Longer than what was announced, however it is rounded up: a context past the next power of two, a long decode.
+
+    The context comes first: buffers that were made for it hold the other one too.
+    """
+    workload, announced = trial.workload, trial.max_patches
+    shape = (workload.batch, workload.variates, workload.groups)
+    longest = workload.context_patches[-1]
+    context = (1 << announced.bit_length()) + 1
+    horizon = announced - longest + 17
+    return (
+        Scenario("context past the announced", context, 2, *shape, past_the_announced=True),
+        Scenario("horizon past the announced", longest, horizon, *shape, past_the_announced=True),
+    )
+
+
+def on_more_threads(trial: Trial) -> Scenario:
+    """As many rows as there are, so that there is work to share."""
+    workload = trial.workload
+    rows = max(trial.batch_sizes)
+    shape = (rows, workload.variates, workload.groups)
+    return Scenario("on one thread more", workload.context_patches[0], 3, *shape, more_threads=True)
+
+
 def all_scenarios(trial: Trial) -> tuple[Scenario, ...]:
-    """All that is compared in a cell: the scenarios, and the second series of the first one's shape."""
-    return (*scenarios_of(trial.workload, trial.batch_sizes), pair_of(trial.workload)[1])
+    """All that is compared in a cell, in the order in which it is asked.
+
+    More threads come last: dynamo compiles anew for them, and what is asked afterwards might meet its limit.
+    """
+    workload = trial.workload
+    first, *others = scenarios_of(workload, sampled_rows(trial))
+    return (
+        first,
+        pair_of(workload)[1],
+        *others,
+        through_forecast(workload),
+        *past_the_announced(trial),
+        on_more_threads(trial),
+    )
+
+
+def sampled_rows(trial: Trial) -> tuple[int, ...]:
+    """Return every number of rows that a forecast or its samples are computed in."""
+    own = trial.workload.batch
+    return tuple(dict.fromkeys((*trial.batch_sizes, own * trial.workload.samples_per_batch, own * SAMPLES_PER_BATCH)))
+
+
+def drawings_of(trial: Trial, rounds: int) -> tuple[Drawing, ...]:
+    """All samples that are judged: both series of the pair, several series at once, and through `forecast()`.
+
+    Several series share the rows that were announced, or have the kinds' shape, so that nothing compiles anew. Many
+    samples of one patch cost little and show a spread that is a tenth off: in later patches the series follows it.
+    """
+    workload = trial.workload
+    seeds = tuple(workload.seed + number for number in range(max(2, rounds)))
+    shortest = workload.context_patches[0]
+    shared = max(1, workload.batch * workload.samples_per_batch // 2)
+    many = Scenario("many samples of a patch", shortest, 1, workload.batch, workload.variates, workload.groups)
+    two = Scenario("samples of 2 series", shortest, 3, 2, workload.variates, workload.groups)
+    three = Scenario("samples of 3 series, 3 variates in 2", shortest, 3, *_KIND_SHAPE)
+    return (
+        *(Drawing(one, workload.samples, workload.samples_per_batch, seeds) for one in pair_of(workload)),
+        Drawing(many, 16 * workload.samples_per_batch, workload.samples_per_batch, seeds[:1]),
+        Drawing(two, 2 * shared, shared, seeds[:1]),
+        Drawing(three, 8, 1, seeds[:1]),
+        Drawing(through_forecast(workload), 3 * SAMPLES_PER_BATCH, SAMPLES_PER_BATCH, seeds[:1]),
+    )
 
 
 def series_of(trial: Trial, scenario: Scenario, patch_size: int) -> Series:
     """The scenario's series on the trial's device: the same numbers in every process."""
+    workload = trial.workload
     series = trial.series(
         patch_size,
-        scenario.context,
-        scenario.horizon,
+        min(scenario.context, workload.context_patches[-1]),  # a user's CSV may have no more rows
+        min(scenario.horizon, max(9, workload.horizon_patches[0])),
         batch=scenario.batch,
         variates=scenario.variates,
         groups=scenario.groups,
         seed_offset=scenario.seed_offset,
     )
+    if scenario.context > workload.context_patches[-1]:
+        series = _repeated(series, scenario.context * patch_size)
+    if scenario.through_forecast:
+        series = _beginning_in_mid_patch(series, patch_size)
     return KINDS[scenario.kind](series, patch_size) if scenario.kind in KINDS else series
+
+
+def as_a_user_gives_it(series: Series, patch_size: int) -> MaskedTimeseries:
+    """The series of a `through_forecast` scenario without the half patch that `forecast()` pads it with."""
+    shown = slice(patch_size // 2, None)
+    return MaskedTimeseries(
+        series.inputs[..., shown],
+        series.padding_mask[..., shown],
+        series.id_mask[..., shown],
+        series.timestamp_seconds[..., shown],
+        series.time_interval_seconds,
+    )
+
+
+def steps_a_user_asks_for(scenario: Scenario, patch_size: int) -> int:
+    return scenario.horizon * patch_size - patch_size // 2
+
+
+@contextmanager
+def threads_of(scenario: Scenario) -> Iterator[None]:
+    """Forecast with the scenario's number of threads; a number that somebody else set meanwhile is left to be seen."""
+    own = torch.get_num_threads()
+    wanted = own + 1 if scenario.more_threads else own
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() == wanted:
+            torch.set_num_threads(own)
+
+
+def with_zeros_under_the_mask(series: Series) -> Series:
+    return replace(series, inputs=torch.where(series.padding_mask, series.inputs, 0.0))
+
+
+def _repeated(series: Series, steps: int) -> Series:
+    """A longer context with the same values again and again."""
+    times = -(-steps // series.inputs.shape[-1])
+    ago = torch.arange(steps - 1, -1, -1, device=series.inputs.device)
+    return replace(
+        series,
+        inputs=series.inputs.repeat(1, 1, times)[..., -steps:].contiguous(),
+        padding_mask=series.padding_mask.repeat(1, 1, times)[..., -steps:].contiguous(),
+        id_mask=series.id_mask.repeat(1, 1, times)[..., -steps:].contiguous(),
+        timestamp_seconds=series.timestamp_seconds[..., -1:] - series.time_interval_seconds.unsqueeze(-1) * ago,
+    )
+
+
+def _beginning_in_mid_patch(series: Series, patch_size: int) -> Series:
+    mask, inputs = series.padding_mask.clone(), series.inputs.clone()
+    mask[..., : patch_size // 2] = False
+    inputs[..., : patch_size // 2] = 0.0
+    return replace(series, inputs=inputs, padding_mask=mask)
 
 
 def _constant(series: Series, _patch_size: int) -> Series:
@@ -96,8 +257,10 @@ def _one_spike(series: Series, patch_size: int) -> Series:
     return replace(series, inputs=inputs, padding_mask=mask)
 
 
-def _nan_under_the_mask(series: Series, _patch_size: int) -> Series:
-    return replace(series, inputs=torch.where(series.padding_mask, series.inputs, torch.nan))
+def _nan_under_the_mask(series: Series, patch_size: int) -> Series:
+    mask = series.padding_mask.clone()
+    mask[..., patch_size // 2] = False  # a workload may miss nothing
+    return replace(series, inputs=torch.where(mask, series.inputs, torch.nan), padding_mask=mask)
 
 
 def _left_padded(series: Series, patch_size: int) -> Series:
@@ -126,7 +289,7 @@ KINDS: Mapping[str, Callable[[Series, int], Series]] = {
     "large": _large,
     "small": _small,
     "one_spike": _one_spike,
-    "nan_under_the_mask": _nan_under_the_mask,
+    NAN_UNDER_THE_MASK: _nan_under_the_mask,
     "left_padded": _left_padded,
     "rows_with_groups_of_their_own": _rows_with_groups_of_their_own,
     "not_contiguous": _not_contiguous,
