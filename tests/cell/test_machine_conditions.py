@@ -50,7 +50,7 @@ def busy_process(*, ours: bool) -> Iterator[int]:
         os.kill(pid, 9)
 
 
-def after_it_computed(pid: int, ticks: int = 50) -> None:
+def after_it_computed(pid: int, ticks: int = 100) -> None:
     """Return once a process has computed for that long, however busy the machine is."""
     start = cpu_ticks(pid)
     while cpu_ticks(pid) - start < ticks:
@@ -75,10 +75,10 @@ def test_what_another_process_computes_is_told_apart_from_ones_own(ours: bool) -
     busy, own = spent(before, after, "busy_s"), spent(before, after, "own_cpu_s")
     assert spent(before, after, "clock_s") > 0
     if ours:
-        assert own >= 0.4
+        assert own >= 0.5
     else:
         # ticks are counted per core: a few of them may be told to the wrong side of the snapshots
-        assert busy - own >= 0.4 <= theirs
+        assert theirs >= 0.5 <= busy - own
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
