@@ -235,9 +235,8 @@ def reason_not_to_run(request: CellRequest, run: GroupRun, collected: Collected)
             return Failure(kind="pointless", message=f"the {name} group left nothing to go on with")
     if run.group.rule.pointless_if_forecast_raised and (raised := what_the_forecast_raised(collected)):
         return raised
-    if (run.group.rule.only_while_it_can_pass or run.number > 1) and (
-        broken := demand_broken_so_far(request, collected)
-    ):
+    could_be_spared = run.group.rule.only_while_it_can_pass or run.number > 1
+    if could_be_spared and (broken := demand_broken_so_far(request, collected)):
         return Failure(kind="skipped", message=f"{broken}, so that this cell cannot PASS")
     return None
 

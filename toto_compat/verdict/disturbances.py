@@ -33,9 +33,6 @@ class Disturbance:
     what: str
     remedy: str
 
-    def __str__(self) -> str:
-        return f"{self.what} while it was timed: {self.remedy}"
-
 
 @dataclass(frozen=True)
 class _Loop:
@@ -74,6 +71,14 @@ def disturbances(conditions: Any) -> tuple[Disturbance, ...]:
             for one in kind(loop):
                 found.setdefault(kind.__name__, one)
     return tuple(found.values())
+
+
+def disturbed_by(conditions: Any) -> str:
+    """Say in one line what disturbed these timing loops, what shares a remedy together; '' if nothing did."""
+    by_remedy: dict[str, list[str]] = {}
+    for one in disturbances(conditions):
+        by_remedy.setdefault(one.remedy, []).append(one.what)
+    return "; ".join(f"{', '.join(what)} while it was timed: {remedy}" for remedy, what in by_remedy.items())
 
 
 def _foreign_processes(loop: _Loop) -> Iterator[Disturbance]:

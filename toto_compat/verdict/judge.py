@@ -12,7 +12,7 @@ from toto_compat.contract.result import CellResult, Figure, Kind, Outcome, Suite
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.demands import demands_of
 from toto_compat.matrix.gates import Gate
-from toto_compat.verdict.disturbances import disturbances
+from toto_compat.verdict.disturbances import disturbed_by
 
 
 class Status(StrEnum):
@@ -208,7 +208,7 @@ def _disturbed(gate: Gate, evidence: SuiteEvidence | None) -> str:
     """Say what kept a time from meaning anything: then it neither passes nor fails; '' if nothing did."""
     if not gate.rule.is_a_time or evidence is None or evidence.outcome is not Outcome.MEASURED:
         return ""
-    return "; ".join(str(one) for one in disturbances(evidence.details.get("conditions")))
+    return disturbed_by(evidence.details.get("conditions"))
 
 
 def _timed_too_rarely(gate: Gate, evidence: SuiteEvidence | None, *, is_lost: bool) -> str:
