@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cell.small_trials import TWO_LAYERS, trial_of
+from tests.cell.small_trials import TWO_LAYERS, UNLOWERED, trial_of
 from tests.cell.suites.equivalence import wrong_bindings as wrong
 from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
@@ -63,6 +63,13 @@ def trial_of_binding(binding: type[wrong.Honest]) -> Trial:
     return Trial(workload=WORKLOAD, cache=CacheRequest(name=binding.__name__, source=source))
 
 
+def compared(session: Session) -> SuiteEvidence:
+    asked = run_candidate(session)
+    left = GroupResult(measurements={Suite.EQUIVALENCE: asked.model_dump()})
+    (session.work / "candidate.json").write_text(left.model_dump_json(), encoding="utf-8")
+    return run_compare(session)
+
+
 @pytest.fixture(scope="module")
 def judge(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Judge:
     """Put a binding on trial, each one once."""
@@ -75,10 +82,7 @@ def judge(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Judge:
         work = tmp_path_factory.mktemp(binding.__name__)
         shutil.copytree(reference, work, dirs_exist_ok=True)
         session = Session(trial_of_binding(binding), PROFILE, work=work)
-        asked = run_candidate(session)
-        left = GroupResult(measurements={Suite.EQUIVALENCE: asked.model_dump()})
-        (work / "candidate.json").write_text(left.model_dump_json(), encoding="utf-8")
-        return known.setdefault(binding, Judged(run_compare(session), session))
+        return known.setdefault(binding, Judged(compared(session), session))
 
     return judged
 
@@ -172,6 +176,21 @@ def test_a_series_of_a_kind_is_the_only_place_where_it_is_seen(
     red = red_in(judge(binding).evidence)
     assert red
     assert all(where.startswith(only) for where in red), red
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("cache", ["upstream", "fixed_size"])
+def test_a_right_cache_raises_no_alarm_whatever_the_seed(tmp_path: Path, cache: str, seed: int) -> None:
+    """Upstream eager against itself, and the static model, traced and not lowered."""
+    torch._dynamo.reset()
+    trial = trial_of(cache, settings=UNLOWERED, workload=WORKLOAD.model_copy(update={"seed": seed}))
+    session = Session(trial, PROFILE, trial.eager() if cache == "upstream" else None, work=tmp_path)
+    run_reference(session)
+    evidence = compared(session)
+    value, method = worst(evidence)
+    assert value <= 1.0, method
+    assert run_determinism(session).figures["determinism"].value == 0.0
+    assert set(evidence.details["refused"]) <= {"nan under the mask"}  # the static model grows with what it is asked
 
 
 def test_what_was_refused_is_told(judge: Judge) -> None:
