@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from toto_compat.cell.kept import ANSWERS_PLACE, TRUTHS_PLACE
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.exchange import Tensors, load_tensors, save_tensors
 from toto_compat.cell.suites.equivalence.scenarios import Scenario, all_scenarios, series_of
@@ -51,12 +52,12 @@ class NotFiniteError(Exception):
 
 def truths_file(work: Path) -> Path:
     """Name the file of what is fed under teacher forcing; the candidate may read it."""
-    return work / "equivalence" / "truths.safetensors"
+    return work / TRUTHS_PLACE
 
 
 def references_file(work: Path) -> Path:
     """Name the file of the right answers; it is not there while the candidate runs."""
-    return work / "kept-from-the-candidate" / "references.safetensors"
+    return work / ANSWERS_PLACE
 
 
 def run_reference(session: Session) -> ReferenceMade:
