@@ -31,6 +31,12 @@ def main(behaviour: str, request_path: Path, result_path: Path) -> int:  # noqa:
             write(result_path, result(request, suites))
         case "environment":
             write(result_path, result(request, suites, details={"environment": dict(os.environ)}))
+        case "references":
+            given = sorted((Path(request["work_folder"]) / "references").iterdir())
+            found = {path.name: path.read_text() for path in given}
+            for path in given:
+                path.unlink()  # as a cell does before its candidate can look
+            write(result_path, result(request, suites, details={"found": found, "told": request["references"]}))
         case "error":
             write(result_path, result(request, suites, outcome="error"))
         case "exit":

@@ -6,6 +6,7 @@ A folder appears whole, and what is in it is used only if it is what references.
 no candidate is gets in: it is what later candidates are held to.
 """
 
+import os
 import shutil
 import tempfile
 from contextlib import suppress
@@ -23,6 +24,7 @@ from toto_compat.matrix.user_cache import BUILTIN
 
 _TOLD = "references.json"
 _UPSTREAM = "upstream"
+_SOURCES_KEPT = 3  # tens to hundreds of MB for each workload and environment
 
 
 @dataclass(frozen=True)
@@ -96,3 +98,11 @@ class ReferenceStore:
                         raise
             finally:
                 shutil.rmtree(building, ignore_errors=True)
+            self._drop_old_sources()
+
+    def _drop_old_sources(self) -> None:
+        """Remove those of sources that were not run for the longest: every edit of the cell's side makes a new one."""
+        os.utime(self.folder)
+        sources = sorted(self.folder.parent.glob("[!.]*"), key=lambda folder: folder.stat().st_mtime)
+        for old in sources[:-_SOURCES_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)

@@ -35,10 +35,10 @@ Compute = Callable[[CellRequest], KnownReferences | None]
 
 @dataclass
 class SharedReferences:
-    """The references of one run. The first cell that needs some reads or computes them, the others wait for it.
+    """The references of one run. The first cell that needs some finds them stored or computes them, the others wait.
 
-    They stay in this process's memory: what a cell does to the disk meanwhile changes nothing. Those that could not be
-    computed are not tried again, each cell then computes its own and says what is wrong.
+    What was found is held on to by its hashes: files that change meanwhile are given to nobody. References that could
+    not be computed are not tried again; each cell then computes its own and says what is wrong.
     """
 
     store: ReferenceStore
@@ -46,7 +46,7 @@ class SharedReferences:
     fresh: bool = False  # compute them again, also those that are stored
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _doors: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
-    _known: dict[str, KnownReferences | None] = field(default_factory=dict)
+    _told: dict[str, References | None] = field(default_factory=dict)
 
     def of(
         self, request: CellRequest, lock: str, compute: Compute, note: Callable[[str], None]
@@ -62,12 +62,14 @@ class SharedReferences:
         with self._guard:
             door = self._doors[key]
         with door:
-            if key not in self._known:
-                self._known[key] = self._stored(key) or self._computed(key, request, compute, note)
-            return self._known[key]
-
-    def _stored(self, key: str) -> KnownReferences | None:
-        return None if self.fresh else self.store.get(key)
+            if key not in self._told:
+                found = None if self.fresh else self.store.get(key)
+                found = found or self._computed(key, request, compute, note)
+                self._told[key] = found.told if found else None
+                return found
+            told = self._told[key]
+        known = self.store.get(key) if told else None
+        return known if known and known.told == told else None
 
     def _computed(
         self, key: str, request: CellRequest, compute: Compute, note: Callable[[str], None]
@@ -79,7 +81,7 @@ class SharedReferences:
         try:
             self.store.put(known)
         except TotoCompatError as error:
-            note(f"upstream eager's answers are not kept for the next run: {error}")
+            note(f"upstream eager's answers are not kept, other cells ask it again: {error}")
         return known
 
 
