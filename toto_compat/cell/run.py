@@ -179,11 +179,12 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
         provenance = collect_provenance(request.origin, started=started)
         given = take_given(request, kept)
         for index, run in enumerate(runs):
-            say_suites(request, run, "start")
-            reason = reason_not_to_run(request, run, collected)
             if run.group is Group.REFERENCE and given is not None:
                 collected.results[run.name] = as_if_computed_here(request, given)
-            elif reason is not None:
+                continue
+            say_suites(request, run, "start")
+            reason = reason_not_to_run(request, run, collected)
+            if reason is not None:
                 collected.failures[run.name] = reason
             else:
                 kept.before(run.group)
