@@ -150,6 +150,13 @@ def test_every_cell_ran_and_was_measured(finished: dict[str, Finished]) -> None:
     assert not any(cell.reused for cell in cells)
 
 
+def test_what_is_compared_is_held_to_answers_that_the_cell_was_given(finished: dict[str, Finished]) -> None:
+    references = finished["e2e-equivalence"].cell("compile_friendly").provenance.references
+    assert references is not None
+    assert references.key
+    assert references.made["scenarios"]
+
+
 def test_list_index_fails_as_it_did_in_production(observed: Finished) -> None:
     assert observed.row("list_index")["verdict"] == "FAIL"
     assert observed.gate("list_index", "recompile_limit")["status"] == "FAIL"

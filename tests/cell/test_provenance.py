@@ -31,6 +31,6 @@ def test_of_an_image_every_package_is_recorded() -> None:
 
 def test_what_only_the_groups_know_is_added_at_the_end() -> None:
     begun = collect_provenance(Origin(), started="2026-01-01T00:00:00Z")
-    whole = complete_provenance(begun, cache_class="toto.KVCache", facts={"torch": "2.13.0+cpu"})
+    whole = complete_provenance(begun, cache_class="toto.KVCache", facts={"torch": "2.13.0+cpu"}, references=None)
     assert (whole.torch, whole.cache_class, whole.started) == ("2.13.0+cpu", "toto.KVCache", begun.started)
     assert whole.finished

@@ -4,6 +4,7 @@
 Only for tests of the machinery around cells. It writes a schema-true result without torch, and no test judges by it.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -20,6 +21,9 @@ def main(behaviour: str, request_path: Path, result_path: Path) -> int:  # noqa:
     request = json.loads(request_path.read_text(encoding="utf-8"))
     behaviour = json.loads(behaviour).get(request["cache"]["name"], "measure") if behaviour[0] == "{" else behaviour
     suites = request["profile"]["suites"]
+    if request["only_references"]:
+        write(result_path, leave_references(request))
+        return 0
     match behaviour:
         case "measure":
             print(f"::suite {suites[0]} start", flush=True)
@@ -27,6 +31,12 @@ def main(behaviour: str, request_path: Path, result_path: Path) -> int:  # noqa:
             write(result_path, result(request, suites))
         case "environment":
             write(result_path, result(request, suites, details={"environment": dict(os.environ)}))
+        case "references":
+            given = sorted((Path(request["work_folder"]) / "references").iterdir())
+            found = {path.name: path.read_text() for path in given}
+            for path in given:
+                path.unlink()  # as a cell does before its candidate can look
+            write(result_path, result(request, suites, details={"found": found, "told": request["references"]}))
         case "error":
             write(result_path, result(request, suites, outcome="error"))
         case "exit":
@@ -59,6 +69,18 @@ def main(behaviour: str, request_path: Path, result_path: Path) -> int:  # noqa:
             print(f"child {child.pid}", flush=True)
             signal.pause()
     return 0
+
+
+def leave_references(request: dict) -> dict:  # type: ignore[type-arg]
+    """As a cell does that was asked for nothing else."""
+    folder = Path(request["work_folder"]) / "references"
+    folder.mkdir()
+    contents = {"references.safetensors": b"answers", "truths.safetensors": b"truths"}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    told = result(request, request["profile"]["suites"], outcome="not_run")
+    return told | {"provenance": {"references": {"files": hashes, "made": {"scenarios": []}}}}
 
 
 def hang(request: dict) -> None:  # type: ignore[type-arg]

@@ -38,6 +38,7 @@ from toto_compat.runtimes.docker import DockerRuntime, as_seen_inside
 from toto_compat.runtimes.machine import Gpu
 from toto_compat.runtimes.plan import PlannedCell, make_plan, plan_text
 from toto_compat.runtimes.probing import Answer, Probed
+from toto_compat.runtimes.references import left_references
 from toto_compat.runtimes.seam import PreparedEnvironment
 from toto_compat.runtimes.source import CellSource
 
@@ -142,9 +143,10 @@ def runtime_of(folder: Path, **options: Any) -> DockerRuntime:
     return DockerRuntime(source_of(folder), **{"limits": SMALL_LIMITS, "device": Device.CPU, **options})
 
 
-def run_stub(stub: tuple[Path, str], folder: Path, behaviour: str, *, copy: bool = False) -> CellResult:
+def run_stub(stub: tuple[Path, str], folder: Path, behaviour: str, *, copy: bool = False, **asked: Any) -> CellResult:
     # a stub that lost its child to the memory limit waits for the timeout; the others end by themselves
     profile = PROFILE.model_copy(update={"timeout_minutes": 0.4}) if behaviour == "memory" else PROFILE
+    references = asked.pop("references", None)
     source, image = stub
     runtime = runtime_of(source, command=("-m", "stub_cell", behaviour))
     # the small image has no torch to probe: what the probe would find is put in its place
@@ -152,7 +154,8 @@ def run_stub(stub: tuple[Path, str], folder: Path, behaviour: str, *, copy: bool
     prepared = PreparedEnvironment(SMALL, SMALL_ENVIRONMENT, "docker", "/opt/venv/bin/python", "lock")
     cell = folder / "cell"
     cell.mkdir()
-    return runtime.run_cell(prepared, request_of(profile=profile), cell, lambda _: None)
+    request = request_of(profile=profile, **asked)
+    return runtime.run_cell(prepared, request, cell, lambda _: None, references=references)
 
 
 @pytest.mark.docker
@@ -164,6 +167,24 @@ def test_a_cells_result_comes_out_of_the_container(stub: tuple[Path, str], tmp_p
     known = result.provenance
     assert (known.runtime, known.lock, known.image, known.source_hash) == ("docker", "lock", stub[1], "hash")
     assert result.request == request_of()  # as asked, not with the container's paths
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("copy", [False, True], ids=["bind", "copy"])
+def test_references_come_out_of_one_container_and_into_the_next_as_files_that_it_can_remove(
+    stub: tuple[Path, str], tmp_path: Path, copy: bool
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    computed = run_stub(stub, tmp_path / "first", "measure", copy=copy, only_references=True)
+    references = left_references(tmp_path / "first" / "cell", computed)
+    assert references is not None
+    result = run_stub(stub, tmp_path / "second", "references", copy=copy, references=references)
+    assert result.failure is None
+    details = result.evidence[Suite.RECOMPILE].details
+    assert details["found"] == {"references.safetensors": "answers", "truths.safetensors": "truths"}
+    assert details["told"] == references.told.model_dump()
+    assert result.request.references is None
 
 
 @pytest.mark.docker

@@ -15,7 +15,7 @@ from toto_compat.runtimes.source import CellSource, read_source, staged_name
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One virtualenv in use, one outdated, one half-built; one source in use, one outdated; a dead cell's scratch."""
+    """A virtualenv, a source and references in use and outdated; one virtualenv half-built; a dead cell's scratch."""
     (tmp_path / "matrix.yaml").write_text(MATRIX_TEXT, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     cache = tmp_path / "cache"
@@ -27,7 +27,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / "content").write_text("x" * 5000)
     in_use.with_name(f"{in_use.name}.log").write_text("log")
     assert CellSource().folder.is_dir()
-    for folder in (cache / "sources" / "outdated", cache / "s" / "dead"):
+    (cache / "references" / CellSource().name / "key").mkdir(parents=True)
+    unneeded = ("sources/outdated", "s/dead", "references/outdated", "references/.building-references-x")
+    for folder in (cache / name for name in unneeded):
         folder.mkdir(parents=True)
     return cache
 
@@ -50,6 +52,7 @@ def test_only_what_no_environment_needs_is_removed(cache: Path) -> None:
     assert staged_name(read_source()) in remaining
     assert any(name.startswith("torch-2.13.0-cpu-") for name in remaining)
     assert len(remaining) == 2
+    assert [path.name for path in (cache / "references").iterdir()] == [CellSource().name]
     assert list((cache / "venvs").glob("*.log"))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toto_compat.contract.files import utc_now
+from toto_compat.contract.references import References
 from toto_compat.contract.request import Origin
 from toto_compat.contract.result import Provenance
 
@@ -72,10 +73,13 @@ def collect_provenance(origin: Origin, *, started: str) -> Provenance:
     )
 
 
-def complete_provenance(collected: Provenance, *, cache_class: str, facts: dict[str, Any]) -> Provenance:
+def complete_provenance(
+    collected: Provenance, *, cache_class: str, facts: dict[str, Any], references: References | None
+) -> Provenance:
     """With the end of the cell, and what only its groups know; `facts` are the torch facts of one that got that far."""
     known = {**collected.model_dump(), **facts}
-    return Provenance.model_validate({**known, "cache_class": cache_class, "finished": utc_now()})
+    known |= {"cache_class": cache_class, "references": references, "finished": utc_now()}
+    return Provenance.model_validate(known)
 
 
 def installed_packages() -> dict[str, str]:

@@ -19,10 +19,12 @@ from pydantic import ValidationError
 
 from toto_compat.cell.fork_server import ForkServer
 from toto_compat.cell.group import LAST_LINES, GroupResult, suite_function
+from toto_compat.cell.kept import KeptFromTheCandidate
 from toto_compat.cell.process_tree import OUT_OF_MEMORY_TEXTS
 from toto_compat.cell.provenance import collect_provenance, complete_provenance
 from toto_compat.contract.demands import broken_demand
 from toto_compat.contract.files import utc_now
+from toto_compat.contract.references import References, UnusableReferencesError
 from toto_compat.contract.request import CellRequest, Device
 from toto_compat.contract.result import CellResult, Failure, Outcome, Provenance, SuiteEvidence, blameless
 from toto_compat.contract.suites import SUITE_LINE, Group, Suite, suites_of
@@ -55,25 +57,6 @@ class Collected:
     results: dict[str, GroupResult] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-
-
-class KeptFromTheCandidate:
-    """The right answers, which no process that imports the candidate finds on the disk: it could give them back."""
-
-    def __init__(self, work: Path) -> None:
-        self._folder = work / "kept-from-the-candidate"
-        self._contents: dict[str, bytes] = {}
-
-    def hide(self) -> None:
-        for path in self._folder.glob("*"):
-            self._contents[path.name] = path.read_bytes()
-            path.unlink()
-
-    def show(self) -> None:
-        for name, content in self._contents.items():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / name).write_bytes(content)
-        self._contents.clear()
 
 
 class GroupProcess(Protocol):
@@ -141,6 +124,8 @@ class Starter:
 
 def plan_groups(request: CellRequest) -> list[GroupRun]:
     """The processes of this cell, in order: the first sees the cold compile, the predictor comes last, on its own."""
+    if request.only_references:
+        return [GroupRun(Group.REFERENCE)]
     runs: list[GroupRun] = []
     for group in Group:
         asked = suites_asked_of(request, group)
@@ -192,15 +177,20 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
     try:
         # now rather than at the end: who stops a cell does not wait long for its result
         provenance = collect_provenance(request.origin, started=started)
+        given = take_given(request, kept)
         for index, run in enumerate(runs):
+            if run.group is Group.REFERENCE and given is not None:
+                collected.results[run.name] = as_if_computed_here(request, given)
+                continue
             say_suites(request, run, "start")
             reason = reason_not_to_run(request, run, collected)
             if reason is not None:
                 collected.failures[run.name] = reason
             else:
-                (kept.hide if run.group.rule.imports_the_candidate else kept.show)()
+                kept.before(run.group)
                 allowance = seconds_allowed(deadline - time.monotonic(), groups_left=len(runs) - index)
                 run_one_group(request, run, collected, allowance=allowance, starter=starter)
+                kept.after(run.group)
             say_suites(request, run, "done")
         ignore_further_stops()
     except InterruptedCellError:
@@ -208,6 +198,10 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
     finally:
         starter.close()
     results = list(collected.results.values())
+    made = what_was_made(collected)
+    references = kept.references(made) if made is not None else None
+    if request.only_references and references is not None:
+        kept.hand_over()
     return CellResult(
         cell=request.cell,
         request=request,
@@ -215,10 +209,33 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
             provenance,
             cache_class=next((result.cache_class for result in results if result.cache_class), ""),
             facts=next((result.facts for result in results if result.facts), {}),
+            references=references,
         ),
         evidence=gathered_evidence(request, collected, runs),
         failure=interrupted,
     )
+
+
+def take_given(request: CellRequest, kept: KeptFromTheCandidate) -> References | None:
+    """The references that this cell was given, if they can be used; else it computes them."""
+    if request.references is None:
+        return None
+    try:
+        kept.take_given(request.references)
+    except UnusableReferencesError as error:
+        print(f"references that were given are not used: {error}", flush=True)  # noqa: T201 - for the cell's log
+        return None
+    return request.references
+
+
+def as_if_computed_here(request: CellRequest, given: References) -> GroupResult:
+    return GroupResult(measurements=dict.fromkeys(suites_asked_of(request, Group.REFERENCE), given.made))
+
+
+def what_was_made(collected: Collected) -> dict[str, Any] | None:
+    """Return what the process that computed the references said of them; None if it did not get that far."""
+    left = collected.results.get(Group.REFERENCE.value)
+    return next(iter(left.measurements.values()), None) if left is not None else None
 
 
 def seconds_allowed(remaining: float, *, groups_left: int) -> float:
@@ -405,6 +422,8 @@ def evidence_of(
             return SuiteEvidence(suite=suite, outcome=Outcome.NOT_RUN, failure=failure)
         outcome = Outcome.NOT_RUN if failure.kind in ("pointless", "skipped") else Outcome.ERROR
         return SuiteEvidence(suite=suite, outcome=outcome, failure=failure, seconds=seconds)
+    if not suite.rule.combine:  # nothing but its references was asked for
+        return SuiteEvidence(suite=suite, outcome=Outcome.NOT_RUN, seconds=seconds)
     measurements: dict[Group, list[dict[str, Any]]] = {}
     for run in own:
         measurements.setdefault(run.group, []).append(collected.results[run.name].measurements[suite])

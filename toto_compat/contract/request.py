@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.references import References
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.contract.suites import Suite
 
@@ -159,9 +160,11 @@ class CellRequest(StrictModel):
     workload: Workload
     limits: Limits = Limits()
     variables: dict[str, str] = Field(default={})  # environment variables that the cell's processes run with
-    work_folder: str = ""  # inductor cache, logs and group results; empty at the start of the cell
+    work_folder: str = ""  # inductor cache, logs and group results; empty at the start of the cell but for references
     checkpoint_folder: str | None = None
     csv: CsvSeries | None = None
     quiet_lock: str | None = None  # a file; timing loops hold it exclusively, everything else shares it
     origin: Origin = Origin()
     demands: tuple[Demand, ...] = ()  # once one is broken, checks that could not save the cell are skipped
+    references: References | None = None  # given in the work folder; without them the cell computes its own
+    only_references: bool = False  # compute them for other cells and do nothing else: no candidate is imported

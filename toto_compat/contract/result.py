@@ -8,6 +8,7 @@ from pydantic import Field
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.events import Event
+from toto_compat.contract.references import References
 from toto_compat.contract.request import CellRequest, Origin
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.contract.suites import Suite
@@ -99,6 +100,7 @@ class Provenance(Origin):
     system_packages: dict[str, str] = Field(default={})
     compiler: str = ""
     cache_class: str = ""  # module:qualname of the class that was bound
+    references: References | None = None  # what its forecasts were held to
     cpu: str = ""
     cores: int = 0
     memory_bytes: int = 0

@@ -197,9 +197,10 @@ def find_run(name: str = "latest", results: Path = Path("results")) -> Path:
 # --- the store of finished cells -------------------------------------------------------------------------------------
 
 
-# Of a request: where things lie on this machine, how long they may take, and what is only told along. Limits of gates
-# change nothing that is measured, only what is skipped: `can_be_reused` looks at that.
-_NOT_IN_KEY = ("work_folder", "quiet_lock", "origin", "environment", "demands")
+# Of a request: where things lie on this machine, how long they may take, what is only told along, and who computed the
+# references, which are the same whoever did. Limits of gates change nothing that is measured, only what is skipped:
+# `can_be_reused` looks at that.
+_NOT_IN_KEY = ("work_folder", "quiet_lock", "origin", "environment", "demands", "references")
 
 
 def cell_key(request: CellRequest, *, lock: str, source_hash: str, machine: str) -> str:

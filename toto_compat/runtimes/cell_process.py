@@ -24,6 +24,8 @@ RESULT_FILE = "result.json"
 LOG_FILE = "cell.log"
 INSIDE = "inside"  # of a cell's folder: the part that its container can write to
 
+WORK = "work"  # of the folder that a cell can write to: its work folder
+
 LAST_LINES = 25
 LONGEST_LINE = 400  # in a result; the log has all of it
 _STOP_PATIENCE_SECONDS = 15.0
@@ -139,6 +141,11 @@ def _copy_lines(process: subprocess.Popen[str], log: Path, last: deque[str], on_
         # a pipe that nobody reads would block the cell for ever
         for _ in process.stdout:
             pass
+
+
+def work_folders(folder: Path) -> tuple[Path, ...]:
+    """Name where the work folder of a cell may be, in a virtualenv or in a container."""
+    return folder / WORK, folder / INSIDE / WORK
 
 
 def collect_result(request: CellRequest, folder: Path, end: ProcessEnd, known: Provenance) -> CellResult:

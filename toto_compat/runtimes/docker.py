@@ -28,6 +28,7 @@ from toto_compat.environments.virtualenv import download_size
 from toto_compat.environments.wheelhouse import missing_wheels
 from toto_compat.errors import EngineError, EnvironmentBuildError
 from toto_compat.evidence.files import write_model
+from toto_compat.evidence.references import KnownReferences
 from toto_compat.matrix.request import cell_variables
 from toto_compat.runtimes import probe
 from toto_compat.runtimes.cell_process import (
@@ -36,6 +37,7 @@ from toto_compat.runtimes.cell_process import (
     LOG_FILE,
     REQUEST_FILE,
     RESULT_FILE,
+    WORK,
     ProcessEnd,
     collect_result,
 )
@@ -64,6 +66,7 @@ from toto_compat.runtimes.probing import (
     read_answer,
     scratch_folder,
 )
+from toto_compat.runtimes.references import give_references
 from toto_compat.runtimes.seam import AttachedCommand, BuildNeeds, OnLine, PreparedEnvironment
 from toto_compat.runtimes.source import CellSource
 
@@ -223,6 +226,7 @@ class DockerRuntime:
         on_line: OnLine,
         *,
         gpu: str | None = None,
+        references: KnownReferences | None = None,
     ) -> CellResult:
         started = utc_now()
         source = self.source.folder
@@ -231,8 +235,9 @@ class DockerRuntime:
         seen, inputs = as_seen_inside(request, copy=copy)
         # the log and the lock of `folder` stay out of the cell's reach: this process opens them by name
         inside = folder / INSIDE
-        (inside / "work").mkdir(parents=True, exist_ok=True)
-        write_model(inside / REQUEST_FILE, seen.model_copy(update={"origin": origin}))
+        (inside / WORK).mkdir(parents=True, exist_ok=True)
+        own = {"origin": origin, "references": give_references(references, inside / WORK)}
+        write_model(inside / REQUEST_FILE, seen.model_copy(update=own))
         with self._cpus.taken(request.limits.cpus) as cpuset:
             job = ContainerJob(
                 image=image,
@@ -312,7 +317,7 @@ def as_seen_inside(request: CellRequest, *, copy: bool) -> tuple[CellRequest, di
             inputs[path] = inside
         return inside
 
-    changes: dict[str, Any] = {"work_folder": f"{CELL_FOLDER}/work"}
+    changes: dict[str, Any] = {"work_folder": f"{CELL_FOLDER}/{WORK}"}
     if request.quiet_lock is not None:
         changes["quiet_lock"] = None if copy else f"{INPUT_FOLDER}/quiet/lock"
         if not copy:

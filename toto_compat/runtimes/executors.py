@@ -7,6 +7,7 @@ from typing import Protocol
 
 from toto_compat.runtimes.local import OnFinished, ReadyCell
 from toto_compat.runtimes.progress import Progress
+from toto_compat.runtimes.references import SharedReferences
 from toto_compat.runtimes.seam import Runtime
 
 # name -> module:function, imported when it is used
@@ -27,6 +28,7 @@ class Executor(Protocol):
         keep_log: Callable[[str, Path], None],
         progress: Progress,
         on_finished: OnFinished,
+        references: SharedReferences | None = None,
     ) -> None: ...
 
 

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -15,8 +16,10 @@ from typing import IO
 from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.errors import StorageError, TotoCompatError
-from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE, read_left_file
+from toto_compat.evidence.references import KnownReferences
+from toto_compat.runtimes.cell_process import LOG_FILE, read_left_file, work_folders
 from toto_compat.runtimes.progress import Progress
+from toto_compat.runtimes.references import SharedReferences, left_references
 from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
 
 _HEARTBEAT_SECONDS = 30.0
@@ -53,10 +56,12 @@ def run_cells(
     keep_log: Callable[[str, Path], None],
     progress: Progress,
     on_finished: OnFinished,
+    references: SharedReferences | None = None,
 ) -> None:
     """Run all cells, `jobs` at a time; `on_finished` is called here, in the caller's thread, as each one ends.
 
-    Ctrl-C stops the children; cells that had finished by then are still handed over."""
+    Ctrl-C stops the children; cells that had finished by then are still handed over. Without `references` every cell
+    computes its own."""
     for leftover in abandoned_scratch(scratch):
         shutil.rmtree(leftover, ignore_errors=True)
     free_gpus: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -65,11 +70,15 @@ def run_cells(
 
     def run_one(cell: ReadyCell) -> FinishedCell:
         gpu = free_gpus.get()
-        name = cell.request.cell
-        started = time.monotonic()
-        progress.started(name)
+        progress.started(cell.request.cell)
         try:
-            result = _run_in_scratch(cell, runtime, scratch=scratch, keep_log=keep_log, progress=progress, gpu=gpu)
+            known = None
+            if references is not None:
+                known = _references_of(cell, references, runtime, scratch=scratch, progress=progress, gpu=gpu)
+            started = time.monotonic()
+            result = _run_in_scratch(
+                cell, runtime, scratch=scratch, keep_log=keep_log, progress=progress, gpu=gpu, references=known
+            )
         finally:
             free_gpus.put(gpu)
         return FinishedCell(result, time.monotonic() - started)
@@ -101,6 +110,36 @@ def run_cells(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def _references_of(
+    cell: ReadyCell,
+    references: SharedReferences,
+    runtime: Runtime,
+    *,
+    scratch: Path,
+    progress: Progress,
+    gpu: str | None,
+) -> KnownReferences | None:
+    """Ask for what a cell is held to; where nobody has it yet it is computed here, before the cell starts."""
+    name = cell.request.cell
+
+    def compute(request: CellRequest) -> KnownReferences | None:
+        progress.note(f"{name.environment}: upstream eager is asked once for all cells")
+        try:
+            with _scratch_folder(scratch, name) as folder:
+                result = runtime.run_cell(cell.prepared, request, folder, lambda _: None, gpu=gpu)
+                computed = left_references(folder, result)
+        except (OSError, TotoCompatError) as error:
+            why = str(error)
+        else:
+            why = next((failure.message for _, failure in result.failures), "it left nothing that can be used")
+            if computed is not None:
+                return computed
+        progress.note(f"{name.environment}: upstream eager gave no answers for all cells, each asks again: {why}")
+        return None
+
+    return references.of(cell.request, cell.prepared.lock, compute, progress.note)
+
+
 def _run_in_scratch(
     cell: ReadyCell,
     runtime: Runtime,
@@ -109,9 +148,36 @@ def _run_in_scratch(
     keep_log: Callable[[str, Path], None],
     progress: Progress,
     gpu: str | None,
+    references: KnownReferences | None,
 ) -> CellResult:
     """An empty folder of its own for every cell, gone afterwards; only the log is kept."""
     name = cell.request.cell
+    with _scratch_folder(scratch, name) as folder:
+        try:
+            return runtime.run_cell(
+                cell.prepared,
+                cell.request,
+                folder,
+                lambda line: progress.line(name, line),
+                gpu=gpu,
+                references=references,
+            )
+        except (OSError, TotoCompatError) as error:
+            # the harness's own trouble with this one cell: the others go on
+            return CellResult(
+                cell=name,
+                request=cell.request,
+                provenance=Provenance(runtime=runtime.name, lock=cell.prepared.lock),
+                failure=Failure(kind="crash", message=f"the cell could not be started: {error}"),
+            )
+        finally:
+            if (folder / LOG_FILE).exists():
+                _append_group_logs(folder)
+                keep_log(name, folder / LOG_FILE)
+
+
+@contextmanager
+def _scratch_folder(scratch: Path, name: str) -> Iterator[Path]:
     try:
         folder, in_use = _new_scratch_folder(scratch)
     except OSError as error:
@@ -120,19 +186,8 @@ def _run_in_scratch(
             hint="free space there, or set TOTO_COMPAT_CACHE to another folder",
         ) from error
     try:
-        return runtime.run_cell(cell.prepared, cell.request, folder, lambda line: progress.line(name, line), gpu=gpu)
-    except (OSError, TotoCompatError) as error:
-        # the harness's own trouble with this one cell: the others go on
-        return CellResult(
-            cell=name,
-            request=cell.request,
-            provenance=Provenance(runtime=runtime.name, lock=cell.prepared.lock),
-            failure=Failure(kind="crash", message=f"the cell could not be started: {error}"),
-        )
+        yield folder
     finally:
-        if (folder / LOG_FILE).exists():
-            _append_group_logs(folder)
-            keep_log(name, folder / LOG_FILE)
         shutil.rmtree(folder, ignore_errors=True)
         in_use.close()
 
@@ -172,7 +227,7 @@ def _append_group_logs(folder: Path) -> None:
     """Append what the processes inside the cell printed to the one log that is kept."""
     try:
         with (folder / LOG_FILE).open("ab") as kept:
-            for work in (folder / "work", folder / INSIDE / "work"):
+            for work in work_folders(folder):
                 for name, content in _group_logs(work):
                     kept.write(f"\n--- {name} ---\n".encode(errors="replace"))
                     kept.write(content)

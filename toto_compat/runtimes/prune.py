@@ -1,4 +1,4 @@
-"""`toto-compat prune`: removes virtualenvs and staged sources that no environment of matrix.yaml needs."""
+"""`toto-compat prune`: removes virtualenvs, staged sources and references that no environment of matrix.yaml needs."""
 
 import fcntl
 import os
@@ -27,9 +27,9 @@ class Leftover:
 def find_leftovers(matrix: Matrix, cache: Path, *, everything: bool) -> list[Leftover]:
     """List what can go; with `everything` also what is in use, the stored results and the logs of builds."""
     needed = {venv_folder(name, environment, cache) for name, environment in matrix.environments.items()}
-    needed.add(cache / "sources" / staged_name(read_source()))
+    needed |= {cache / folder / staged_name(read_source()) for folder in ("sources", "references")}
     leftovers = []
-    for folder in ("venvs", "sources"):
+    for folder in ("venvs", "sources", "references"):
         for path in sorted((cache / folder).glob("*")) + sorted((cache / folder).glob(".*-*")):
             # the log and the lock of a virtualenv lie beside it
             owner = path.with_name(path.name.removesuffix(".lock").removesuffix(".log"))
@@ -93,7 +93,7 @@ def _is_locked(path: Path) -> bool:
 @click.option("--dry-run", is_flag=True, help="Only show what would go.")
 @matrix_option
 def prune_command(everything: bool, dry_run: bool, matrix_file: Path | None) -> None:
-    """Remove virtualenvs and staged sources that no environment of matrix.yaml needs any more."""
+    """Remove virtualenvs, staged sources and references that no environment of matrix.yaml needs any more."""
     cache = cache_folder()
     leftovers = find_leftovers(load_matrix(find_matrix_file(matrix_file)), cache, everything=everything)
     for leftover in leftovers:

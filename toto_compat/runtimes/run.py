@@ -33,6 +33,7 @@ from toto_compat.runtimes.machine import find_gpus
 from toto_compat.runtimes.plan import Plan
 from toto_compat.runtimes.prepare import PreparedRun
 from toto_compat.runtimes.progress import Progress
+from toto_compat.runtimes.references import shared_references
 from toto_compat.runtimes.seam import Runtime
 
 
@@ -81,6 +82,7 @@ def run_prepared(
             keep_log=keep_log,
             progress=progress,
             on_finished=on_finished,
+            references=shared_references(runtime.source, fresh=asked.fresh),
         )
     except KeyboardInterrupt:
         progress.note(

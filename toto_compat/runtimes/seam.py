@@ -7,6 +7,7 @@ from typing import Protocol
 from toto_compat.contract.request import CellRequest, Environment
 from toto_compat.contract.result import CellResult
 from toto_compat.environments.build_lock import OnLine
+from toto_compat.evidence.references import KnownReferences
 from toto_compat.runtimes.source import CellSource
 
 __all__ = ["AttachedCommand", "BuildNeeds", "OnLine", "PreparedEnvironment", "Runtime"]
@@ -76,8 +77,11 @@ class Runtime(Protocol):
         on_line: OnLine,
         *,
         gpu: str | None = None,
+        references: KnownReferences | None = None,
     ) -> CellResult:
-        """Run one cell in an empty scratch folder; whatever happens to the cell is in the result."""
+        """Run one cell in an empty scratch folder; whatever happens to the cell is in the result.
+
+        Without `references` it computes its own."""
 
     def attached(
         self, prepared: PreparedEnvironment, words: tuple[str, ...], folder: Path, *, terminal: bool

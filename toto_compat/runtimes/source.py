@@ -56,6 +56,11 @@ class CellSource:
         self.hash = hash_contents(self._contents)
 
     @property
+    def name(self) -> str:
+        """Its short name, of folders in the cache that are of this source and no other."""
+        return staged_name(self._contents)
+
+    @property
     def folder(self) -> Path:
         """The staged copy, for PYTHONPATH."""
         with self._guard:

@@ -17,9 +17,17 @@ from toto_compat.environments.virtualenv import (
 )
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.files import write_model
+from toto_compat.evidence.references import KnownReferences
 from toto_compat.matrix.request import cell_variables
 from toto_compat.runtimes import probe
-from toto_compat.runtimes.cell_process import CELL_COMMAND, REQUEST_FILE, RESULT_FILE, CellProcesses, collect_result
+from toto_compat.runtimes.cell_process import (
+    CELL_COMMAND,
+    REQUEST_FILE,
+    RESULT_FILE,
+    WORK,
+    CellProcesses,
+    collect_result,
+)
 from toto_compat.runtimes.gpu import check_gpus
 from toto_compat.runtimes.inputs import with_inputs
 from toto_compat.runtimes.machine import find_gpus
@@ -33,6 +41,7 @@ from toto_compat.runtimes.probing import (
     read_answer,
     scratch_folder,
 )
+from toto_compat.runtimes.references import give_references
 from toto_compat.runtimes.seam import AttachedCommand, BuildNeeds, OnLine, PreparedEnvironment
 from toto_compat.runtimes.source import CellSource
 
@@ -119,14 +128,16 @@ class VenvRuntime:
         on_line: OnLine,
         *,
         gpu: str | None = None,
+        references: KnownReferences | None = None,
     ) -> CellResult:
         started = utc_now()
         variables = self._variables(prepared, request.variables, folder, request.device, gpu)
         origin = Origin(runtime=self.name, lock=prepared.lock, source_hash=self.source.hash)
-        work = folder / "work"
+        work = folder / WORK
         work.mkdir(parents=True, exist_ok=True)
+        own = {"work_folder": str(work), "origin": origin, "references": give_references(references, work)}
         seen = with_inputs(request, lambda path, _: str(path))
-        write_model(folder / REQUEST_FILE, seen.model_copy(update={"work_folder": str(work), "origin": origin}))
+        write_model(folder / REQUEST_FILE, seen.model_copy(update=own))
         end = self._processes.run(
             [prepared.python, *self._command, str(folder / REQUEST_FILE), str(folder / RESULT_FILE)],
             env=variables,

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from toto_compat.cell.kept import ANSWERS_PLACE, TRUTHS_PLACE
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.exchange import Tensors, load_tensors, save_tensors
 from toto_compat.cell.suites.equivalence.scenarios import (
@@ -66,12 +67,12 @@ class NotFiniteError(Exception):
 
 def truths_file(work: Path) -> Path:
     """Name the file of what is fed under teacher forcing; the candidate may read it."""
-    return work / "equivalence" / "truths.safetensors"
+    return work / TRUTHS_PLACE
 
 
 def references_file(work: Path) -> Path:
     """Name the file of the right answers; it is not there while the candidate runs."""
-    return work / "kept-from-the-candidate" / "references.safetensors"
+    return work / ANSWERS_PLACE
 
 
 def run_reference(session: Session) -> ReferenceMade:
@@ -92,7 +93,7 @@ def run_reference(session: Session) -> ReferenceMade:
         parts |= {f"nudged{number}": nudged for number, nudged in enumerate(reference.nudged)}
         parts |= {"unchecked": reference.unchecked} if reference.unchecked is not None else {}
         answers[scenario.name] = {
-            f"{part}:{name}": values for part, named in parts.items() for name, values in named.items()
+            f"{part}:{name}": _as_short(values) for part, named in parts.items() for name, values in named.items()
         }
         trial.quiet.give_way()
     save_tensors(truths_file(session.work), truths)
@@ -115,11 +116,17 @@ def load_references(work: Path) -> dict[str, Reference]:
         parts: dict[str, dict[str, Tensor]] = {}
         for key, values in named.items():
             part, _, name = key.partition(":")
-            parts.setdefault(part, {})[name] = values
+            parts.setdefault(part, {})[name] = values.double()
         nudged = tuple(parts[f"nudged{number}"] for number in range(len(NUDGES)))
         truth = truths[scenario]["truth"]
         references[scenario] = Reference(truth, parts["exact"], parts["eager"], nudged, parts.get("unchecked"))
     return references
+
+
+def _as_short(values: Tensor) -> Tensor:
+    """Single precision where that loses nothing: what a float32 model said takes half the room."""
+    single = values.float()
+    return single if single.double().equal(values) else values
 
 
 def reference_on(trial: Trial, eager: BoundModel, exact: BoundModel, scenario: Scenario) -> Reference:

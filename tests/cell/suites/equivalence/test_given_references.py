@@ -1,0 +1,41 @@
+"""A verdict does not depend on who asked upstream eager: given references are as good as the cell's own, to the bit."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cell.suites.equivalence import wrong_bindings as wrong
+from tests.cell.suites.equivalence.test_wrong_bindings import compared, reference
+from toto_compat.cell.kept import KeptFromTheCandidate
+from toto_compat.cell.suites.equivalence.reference import load_references
+from toto_compat.contract.references import REFERENCES_FOLDER, read_references
+from toto_compat.contract.suites import Group
+
+__all__ = ["reference"]
+
+pytestmark = pytest.mark.cell
+
+
+def test_evidence_is_the_same_with_given_references_as_with_own(reference: Path, tmp_path: Path) -> None:
+    maker = KeptFromTheCandidate(reference)
+    maker.after(Group.REFERENCE)
+    maker.hand_over()
+    told = maker.references({})
+    assert told is not None
+    work = tmp_path / "work"
+    work.mkdir()
+    shutil.move(reference / REFERENCES_FOLDER, work)
+    assert read_references(work / REFERENCES_FOLDER, told)
+    kept = KeptFromTheCandidate(work)
+    kept.take_given(told)
+    kept.before(Group.COMPARE)
+    own, given = compared(reference, wrong.Honest), compared(work, wrong.Honest)
+    assert given == own
+    assert given.figures["equivalence"].value is not None
+
+
+def test_answers_come_back_in_double_precision_whatever_room_they_took(reference: Path) -> None:
+    for one in load_references(reference).values():
+        for named in (one.exact, one.eager, *one.nudged):
+            assert {str(values.dtype) for values in named.values()} == {"torch.float64"}

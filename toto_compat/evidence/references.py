@@ -1,0 +1,108 @@
+"""Upstream eager's answers in the user's cache folder, so that they are computed once per environment and workload.
+
+    references/<source of the cell's side>/<key>/references.json, references.safetensors, truths.safetensors
+
+A folder appears whole, and what is in it is used only if it is what references.json says. Only what was computed where
+no candidate is gets in: it is what later candidates are held to.
+"""
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.references import References, UnusableReferencesError, read_references, write_references
+from toto_compat.contract.request import CacheRequest, CellRequest, CompileSettings, Limits
+from toto_compat.contract.suites import Group, Suite, suites_of
+from toto_compat.errors import StorageError
+from toto_compat.evidence.files import read_model, storage_errors, write_model
+from toto_compat.evidence.store import cell_key
+from toto_compat.matrix.user_cache import BUILTIN
+
+_TOLD = "references.json"
+_UPSTREAM = "upstream"
+_SOURCES_KEPT = 3  # tens to hundreds of MB for each workload and environment
+
+
+@dataclass(frozen=True)
+class KnownReferences:
+    """References that were read and checked, with what is in their files."""
+
+    told: References
+    contents: dict[str, bytes]
+
+
+def needs_references(request: CellRequest) -> bool:
+    return any(suite in request.profile.suites for suite in suites_of(Group.REFERENCE))
+
+
+def request_for_references(request: CellRequest) -> CellRequest:
+    """Ask for the references that this request's cell is held to: nothing in here is of its candidate."""
+    profile = request.profile.model_copy(update={"suites": (Suite.EQUIVALENCE,), "repeats": 1})
+    return request.model_copy(
+        update={
+            "cell": CellName.of(request.cell.environment, _UPSTREAM, "default"),
+            "cache": CacheRequest(name=_UPSTREAM, source=BUILTIN),
+            "settings": CompileSettings(),
+            "profile_name": "references",
+            "profile": profile,
+            "workload_name": "",
+            "demands": (),
+            "only_references": True,
+        }
+    )
+
+
+def references_key(request: CellRequest, *, lock: str, source_hash: str, machine: str) -> str:
+    """A hash of everything that references depend on, the same for all cells that are held to the same ones."""
+    # of the limits only the threads change what is computed
+    asked = request_for_references(request).model_copy(update={"limits": Limits(threads=request.limits.threads)})
+    return cell_key(asked, lock=lock, source_hash=source_hash, machine=machine)
+
+
+@dataclass(frozen=True)
+class ReferenceStore:
+    """References by key, of one source of the cell's side: those of another are never asked for again."""
+
+    folder: Path
+
+    def get(self, key: str) -> KnownReferences | None:
+        """What is stored under the key. Whatever is wrong with it, it is computed again."""
+        place = self.folder / key
+        try:
+            told = read_model(place / _TOLD, References)
+            contents = read_references(place, told)
+        except (StorageError, UnusableReferencesError):
+            return None
+        return KnownReferences(told, contents) if told.key == key else None
+
+    def put(self, known: KnownReferences) -> None:
+        """Store them in the place of what is there. Of two runners that do so at once one is kept, whole."""
+        place = self.folder / known.told.key
+        with storage_errors(place, "written"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # beside the folder of this source, where `prune` finds what a killed runner leaves
+            building = Path(tempfile.mkdtemp(prefix=".building-references-", dir=self.folder.parent))
+            try:
+                write_references(building / "new", known.contents)
+                write_model(building / "new" / _TOLD, known.told)
+                with suppress(FileNotFoundError):
+                    place.rename(building / "replaced")
+                try:
+                    (building / "new").rename(place)
+                except OSError:
+                    if not place.exists():
+                        raise
+            finally:
+                shutil.rmtree(building, ignore_errors=True)
+            self._drop_old_sources()
+
+    def _drop_old_sources(self) -> None:
+        """Remove those of sources that were not run for the longest: every edit of the cell's side makes a new one."""
+        os.utime(self.folder)
+        sources = sorted(self.folder.parent.glob("[!.]*"), key=lambda folder: folder.stat().st_mtime)
+        for old in sources[:-_SOURCES_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
