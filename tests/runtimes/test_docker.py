@@ -13,6 +13,7 @@ from tests.environments.small_project import REPOSITORY, SMALL, SMALL_ENVIRONMEN
 from tests.runtimes import stub_cell
 from tests.runtimes.containers import SMALL_LIMITS, small_image
 from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.references import references_of
 from toto_compat.contract.request import (
     CacheRequest,
     CellProfile,
@@ -24,14 +25,17 @@ from toto_compat.contract.request import (
 )
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.suites import Suite
+from toto_compat.environments.engine import EngineFacts
 from toto_compat.environments.leftovers import RUNNER_LABEL, runner_label
 from toto_compat.environments.locks import read_lock
 from toto_compat.errors import EnvironmentBuildError
+from toto_compat.evidence.references import KnownReferences
 from toto_compat.evidence.store import CellStore
 from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.request import cell_variables
 from toto_compat.runtimes import docker as docker_module
-from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE, RESULT_FILE
+from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE, RESULT_FILE, ProcessEnd
+from toto_compat.runtimes.container_end import ContainerEnd
 from toto_compat.runtimes.container_files import mounts_of
 from toto_compat.runtimes.container_options import CELL_FOLDER, ContainerJob
 from toto_compat.runtimes.docker import DockerRuntime, as_seen_inside
@@ -117,6 +121,46 @@ def test_a_copied_lock_would_be_none_so_there_is_none(tmp_path: Path) -> None:
     inside, inputs = as_seen_inside(request_of(quiet_lock=f"{tmp_path}/quiet.lock"), copy=True)
     assert inside.quiet_lock is None
     assert inputs == {}
+
+
+class NoContainers:
+    """Stands in for the engine: remembers the job and which files lay in its folder."""
+
+    def __init__(self, _client: object) -> None:
+        self.job: ContainerJob | None = None
+        self.writable: dict[str, bytes] = {}
+
+    def run(self, job: ContainerJob, _on_line: object) -> ContainerEnd:
+        self.job = job
+        files = (path for path in job.folder.rglob("*") if path.is_file())
+        self.writable = {path.relative_to(job.folder).as_posix(): path.read_bytes() for path in files}
+        return ContainerEnd(ProcessEnd(code=0))
+
+
+def test_references_are_given_as_files_to_remove_and_not_as_a_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = EngineFacts("28", 2, (), (), "/", None)
+    for name, value in {
+        "open_client": lambda: None,
+        "engine_facts": lambda _: facts,
+        "is_local": lambda _: True,
+    }.items():
+        monkeypatch.setattr(docker_module, name, value)
+    monkeypatch.setattr(docker_module, "Containers", NoContainers)
+    runtime = runtime_of(tmp_path)
+    runtime._images["lock"], runtime._probed["lock"] = "image", Probed(answer=Answer(), copied=False)
+    contents = {"references.safetensors": b"answers", "truths.safetensors": b"truths"}
+    known = KnownReferences(references_of(contents, {}, key="key"), contents)
+    prepared = PreparedEnvironment(SMALL, SMALL_ENVIRONMENT, "docker", "/opt/venv/bin/python", "lock")
+    runtime.run_cell(prepared, request_of(), tmp_path, lambda _: None, references=known)
+    started = runtime._containers
+    assert isinstance(started, NoContainers)
+    told = CellRequest.model_validate_json(started.writable.pop("request.json"))
+    assert told.references == known.told
+    assert started.writable == {f"work/references/{name}": content for name, content in contents.items()}
+    assert started.job is not None
+    assert started.job.inputs == {}
 
 
 # --- a cell that does not measure, in a real container ----------------------------------------------------------------

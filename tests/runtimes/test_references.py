@@ -17,8 +17,10 @@ from toto_compat.contract.result import CellResult, Failure
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import StorageError
 from toto_compat.evidence.references import KnownReferences, ReferenceStore
+from toto_compat.runtimes import references
 from toto_compat.runtimes.cell_process import INSIDE
 from toto_compat.runtimes.local import ReadyCell, run_cells
+from toto_compat.runtimes.machine import Gpu
 from toto_compat.runtimes.progress import PlainProgress
 from toto_compat.runtimes.references import SharedReferences, left_references
 
@@ -98,6 +100,18 @@ def test_two_cells_at_once_wait_for_one(shared: SharedReferences) -> None:
         given = list(pool.map(one_of_two, ("upstream", "fixed_size")))
     assert asked == [1]
     assert given[0] == given[1]
+
+
+def test_gpus_of_another_kind_have_references_of_their_own(
+    shared: SharedReferences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {"0": "A100", "1": "A100", "2": "H100"}
+    gpus = tuple(Gpu(index, name, "580", "sm_80") for index, name in kinds.items())
+    monkeypatch.setattr(references, "find_gpus", lambda: gpus)
+    compute = Computing()
+    keys = [shared.of(cell_request(), "lock", compute, lambda _: None, gpu=index) for index in kinds]
+    assert compute.asked == 2
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_what_cannot_be_computed_is_not_tried_for_every_cell(shared: SharedReferences) -> None:
@@ -262,7 +276,12 @@ def refused(_: CellRequest) -> CellResult:
     raise OSError("no disk")
 
 
-@pytest.mark.parametrize("how", [crashed, refused])
+def interrupted(request: CellRequest) -> CellResult:
+    failure = Failure(kind="interrupted", message="the run was stopped")
+    return crashed(request).model_copy(update={"failure": failure})
+
+
+@pytest.mark.parametrize("how", [crashed, refused, interrupted])
 def test_where_upstream_eager_cannot_be_asked_alone_the_cells_ask_it(
     tmp_path: Path, shared: SharedReferences, how: Callable[[CellRequest], CellResult]
 ) -> None:

@@ -129,15 +129,15 @@ def _references_of(
                 result = runtime.run_cell(cell.prepared, request, folder, lambda _: None, gpu=gpu)
                 computed = left_references(folder, result)
         except (OSError, TotoCompatError) as error:
-            why = str(error)
-        else:
-            why = next((failure.message for _, failure in result.failures), "it left nothing that can be used")
-            if computed is not None:
-                return computed
-        progress.note(f"{name.environment}: upstream eager gave no answers for all cells, each asks again: {why}")
-        return None
+            progress.note(f"{name.environment}: each cell asks upstream eager itself: {error}")
+            return None
+        failed = next((failure for _, failure in result.failures), None)
+        if computed is None and not (failed and failed.kind == "interrupted"):
+            why = failed.message if failed else "it left no answers that can be used"
+            progress.note(f"{name.environment}: each cell asks upstream eager itself: {why}")
+        return computed
 
-    return references.of(cell.request, cell.prepared.lock, compute, progress.note)
+    return references.of(cell.request, cell.prepared.lock, compute, progress.note, gpu=gpu)
 
 
 def _run_in_scratch(

@@ -25,7 +25,7 @@ from toto_compat.evidence.references import (
     request_for_references,
 )
 from toto_compat.runtimes.cell_process import read_left_file, work_folders
-from toto_compat.runtimes.machine import machine_identity
+from toto_compat.runtimes.machine import find_gpus, machine_identity
 from toto_compat.runtimes.source import CellSource
 
 _LARGEST_FILE = 2_000_000_000
@@ -49,13 +49,22 @@ class SharedReferences:
     _told: dict[str, References | None] = field(default_factory=dict)
 
     def of(
-        self, request: CellRequest, lock: str, compute: Compute, note: Callable[[str], None]
+        self,
+        request: CellRequest,
+        lock: str,
+        compute: Compute,
+        note: Callable[[str], None],
+        *,
+        gpu: str | None = None,
     ) -> KnownReferences | None:
-        """What this request's cell is held to; None where it needs nothing or must compute its own."""
+        """What this request's cell is held to; None where it needs nothing or must compute its own.
+
+        Of a machine's GPUs, `gpu` is the one that the cell runs on: another kind rounds otherwise."""
         if not needs_references(request):
             return None
         try:
-            machine = machine_identity(request.device)
+            kinds = [one.name for one in find_gpus() if one.index == gpu]
+            machine = " | ".join((machine_identity(request.device), *kinds))
             key = references_key(request, lock=lock, source_hash=self.source_hash, machine=machine)
         except TotoCompatError:
             return None  # a file of the workload is gone: the cell will say so
