@@ -9,7 +9,14 @@ import torch
 
 from tests.cell.small_trials import trial_of
 from toto_compat.cell.session import Session
-from toto_compat.cell.suites.equivalence.compare import Comparison, Errors, compare, equivalence_figure, errors_between
+from toto_compat.cell.suites.equivalence.compare import (
+    Comparison,
+    Errors,
+    compare,
+    compared_under_nan,
+    equivalence_figure,
+    errors_between,
+)
 from toto_compat.cell.suites.equivalence.reference import Reference, quantities, reference_on, run_reference
 from toto_compat.cell.suites.equivalence.scenarios import Scenario, pair_of, scenarios_of, series_of
 from toto_compat.cell.switches import numerics
@@ -56,6 +63,27 @@ def test_a_candidate_that_gives_no_answer_is_infinitely_wrong() -> None:
     exact = {"mean_forecast": torch.ones(2)}
     [compared] = compare("s", {}, Reference(torch.ones(2), exact, exact, (exact,)))
     assert compared.ratio == math.inf
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ([math.nan, math.nan, math.nan], True),
+        ([1.0, 2.0, 3.0], True),  # of zeros under the mask
+        ([0.0, 0.0, math.nan], True),  # what eager makes of it without torch's checks
+        ([1.0, math.nan, math.nan], True),
+        ([0.0, math.nan, math.nan], False),
+        ([1.0, 2.0, 4.0], False),
+        ([0.0, 0.0, 0.0], False),
+    ],
+)
+def test_of_nan_under_the_mask_a_number_has_to_be_one_of_eagers(answer: list[float], right: bool) -> None:
+    exact = {"mean_forecast": torch.tensor([1.0, 2.0, 3.0])}
+    nudged = {"mean_forecast": exact["mean_forecast"] + 1e-6}
+    unchecked = {"mean_forecast": torch.tensor([0.0, 0.0, math.nan])}
+    reference = Reference(torch.ones(3), exact, exact, (nudged,), unchecked)
+    compared = compared_under_nan("s", "mean_forecast", torch.tensor(answer), reference)
+    assert (compared.ratio <= 1.0) is right
 
 
 class Overflowing:

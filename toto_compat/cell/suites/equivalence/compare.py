@@ -138,7 +138,7 @@ def compare_scenario(
     answered = [name for name in reference.exact if name in candidate or not refused]
     if reference.unchecked is None:
         return [_compared(scenario.name, name, candidate.get(name), reference) for name in answered]
-    return [_compared_under_nan(scenario.name, name, candidate.get(name), reference) for name in answered]
+    return [compared_under_nan(scenario.name, name, candidate.get(name), reference) for name in answered]
 
 
 def compare(scenario: str, candidate: Mapping[str, Tensor], reference: Reference) -> list[Comparison]:
@@ -171,7 +171,7 @@ def _limit(name: str, reference: Reference) -> float:
     return max(EAGERS_OWN_ERRORS * distance(reference.eager), *map(distance, reference.nudged))
 
 
-def _compared_under_nan(scenario: str, name: str, candidate: Tensor | None, reference: Reference) -> Comparison:
+def compared_under_nan(scenario: str, name: str, candidate: Tensor | None, reference: Reference) -> Comparison:
     """NaN is as good as the error that eager raises. A number has to be eager's, of zeros there or unchecked."""
     assert reference.unchecked is not None
     exact, unchecked = reference.exact[name], reference.unchecked[name]
@@ -180,9 +180,8 @@ def _compared_under_nan(scenario: str, name: str, candidate: Tensor | None, refe
         error = math.inf
     else:
         numbers = candidate.isfinite()
-        to_zeros = errors_between(candidate[numbers], exact[numbers]).rmse if numbers.any() else 0.0
-        same_numbers = torch.equal(numbers, unchecked.isfinite())
-        error = min(to_zeros, errors_between(candidate[numbers], unchecked[numbers]).rmse) if same_numbers else to_zeros
+        allowed = [exact, unchecked] if torch.equal(numbers, unchecked.isfinite()) else [exact]
+        error = min(errors_between(candidate[numbers], one[numbers]).rmse for one in allowed) if numbers.any() else 0.0
     return Comparison(scenario, name, error, limit, ratio_to_limit(error, limit), elements=exact.numel())
 
 
