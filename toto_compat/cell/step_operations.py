@@ -56,18 +56,39 @@ def count_operations(model: BoundModel, forecast: Callable[[], Any]) -> dict[int
         with record_function(f"{_STEP}{step}"):
             yield
 
+    with observed(model, marked):
+        return _profiled(forecast)
+
+
+def count_unobserved(forecast: Callable[[], Any]) -> StepOperations:
+    """Take a forecast as anybody does, without an observer, and count its operations in one."""
+
+    def as_one_step() -> None:
+        with record_function(f"{_STEP}0"):
+            forecast()
+
+    return _profiled(as_one_step)[0]
+
+
+def _profiled(forecast: Callable[[], Any]) -> dict[int, StepOperations]:
     with (
         compiled_graphs_marked(),
-        observed(model, marked),
-        profile(activities=[ProfilerActivity.CPU]) as profiled,
+        profile(activities=[ProfilerActivity.CPU], experimental_config=_of_every_thread()) as profiled,
     ):
         forecast()
-    events = profiled.events() or ()
     return operations_by_step(
         Interval(event.name, event.time_range.start, event.time_range.end, event.thread)
-        for event in events
+        for event in profiled.events() or ()
         if event.device_type == torch.autograd.DeviceType.CPU
     )
+
+
+def _of_every_thread() -> Any:
+    """What a worker thread does counts too; releases that cannot look there see the calling thread alone."""
+    try:
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None
 
 
 @contextmanager

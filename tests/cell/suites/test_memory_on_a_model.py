@@ -20,6 +20,7 @@ from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Workload
 from toto_compat.matrix.gates import Gate
 from toto_compat.model.bound import BoundModel
+from toto_compat.model.series import Series
 
 pytestmark = pytest.mark.cell
 
@@ -179,3 +180,27 @@ def test_the_loop_meets_every_announced_batch_as_mean_and_samples_and_two_series
         others = [other for other, rows_of_other in zip(plan, rows, strict=True) if rows_of_other == size]
         assert any(not torch.equal(one.series.inputs, other.series.inputs) for other in others)
     assert READ_FORECASTS >= 60
+
+
+class KeepsEverySeries:
+    """Keeps 1 MB of every series that it has not met before."""
+
+    def __init__(self, model: BoundModel) -> None:
+        self._model = model
+        self._kept: dict[bytes, torch.Tensor] = {}
+        self.patch_size = model.patch_size
+
+    def _keep(self, series: Series) -> None:
+        self._kept.setdefault(series.inputs.numpy().tobytes(), torch.ones(MB, dtype=torch.uint8))
+
+    def generate_mean(self, series: Series, *asked: Any) -> Any:
+        self._keep(series)
+        return self._model.generate_mean(series, *asked)
+
+    def generate_samples(self, series: Series, *asked: Any, **named: Any) -> Any:
+        self._keep(series)
+        return self._model.generate_samples(series, *asked, **named)
+
+
+def test_what_is_kept_of_every_new_series_is_seen() -> None:
+    assert growth_of(KeepsEverySeries(fixed_size())) == pytest.approx(1.0, rel=0.2)

@@ -16,6 +16,7 @@ from toto_compat.cell.suites import recompile
 from toto_compat.cell.suites.recompile import (
     MOST_EVENTS_KEPT,
     ActiveShares,
+    EagerOperations,
     ForecastTaken,
     PlannedForecast,
     RefusedForecast,
@@ -87,7 +88,9 @@ def fresh_compiler() -> Iterator[None]:
 
 def evidence_of(cache: str, workload: Workload = WORKLOAD) -> SuiteEvidence:
     trial = trial_of(cache, settings=UNLOWERED, workload=workload)
-    return count_compilations(trial, trial.compiled(batch_sizes=trial.batch_sizes), eager_operations(trial, UPSTREAM))
+    return count_compilations(
+        trial, lambda: trial.compiled(batch_sizes=trial.batch_sizes), eager_operations(trial, UPSTREAM)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +139,7 @@ def test_a_series_that_cannot_be_made_is_not_the_candidates_fault(monkeypatch: p
     monkeypatch.setattr(Trial, "series", no_series)
     trial = trial_of("upstream")
     with pytest.raises(ValueError, match="no such column"):
-        count_compilations(trial, trial.eager(), {})
+        count_compilations(trial, trial.eager, EagerOperations({}, 0))
 
 
 def test_upstreams_operations_are_counted_before_a_users_file_could_change_them(
@@ -201,7 +204,7 @@ def test_fixed_size_compiles_each_announced_batch_once_and_none_of_them_counts()
     few = {"context_patches": (4, 14), "horizon_patches": (2,), "batches": (1, 2)}
     trial = trial_of("fixed_size", settings=UNLOWERED, workload=WORKLOAD.model_copy(update=few))
     evidence = count_compilations(
-        trial, trial.compiled(batch_sizes=trial.batch_sizes), eager_operations(trial, UPSTREAM)
+        trial, lambda: trial.compiled(batch_sizes=trial.batch_sizes), eager_operations(trial, UPSTREAM)
     )
     buckets = len(trial.batch_sizes)
     assert evidence.figures["bucket_compilations"].value == evidence.figures["compilations"].value == buckets
@@ -220,7 +223,7 @@ def test_shapes_that_nobody_announced_are_skipped_where_a_limit_is_broken_alread
     )
     evidence = count_compilations(
         trial,
-        trial.compiled(batch_sizes=trial.batch_sizes),
+        lambda: trial.compiled(batch_sizes=trial.batch_sizes),
         eager_operations(trial, UPSTREAM),
         (nothing_may_be_compiled,),
     )
@@ -234,8 +237,12 @@ def test_shapes_that_nobody_announced_are_skipped_where_a_limit_is_broken_alread
 def test_a_profile_may_leave_out_shapes_that_nobody_announced() -> None:
     few = {"context_patches": (4, 14), "horizon_patches": (2,), "batches": (1,)}
     trial = trial_of("fixed_size", settings=UNLOWERED, workload=WORKLOAD.model_copy(update=few))
-    candidate = trial.compiled(batch_sizes=trial.batch_sizes)
-    evidence = count_compilations(trial, candidate, eager_operations(trial, UPSTREAM), unannounced_shapes=False)
+    evidence = count_compilations(
+        trial,
+        lambda: trial.compiled(batch_sizes=trial.batch_sizes),
+        eager_operations(trial, UPSTREAM),
+        unannounced_shapes=False,
+    )
     assert (evidence.skipped, evidence.details["unannounced"]) == ("", [])
     assert evidence.figures["unannounced_stall_s"].missing == "not tried: the profile leaves them out"
 

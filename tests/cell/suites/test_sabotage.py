@@ -91,8 +91,8 @@ def test_a_right_forecast_leaves_equivalence_green(twin: str) -> None:
 @functools.cache
 def recompile_figures(cache: str) -> dict[str, Figure]:
     trial = trial_of(cache, settings=UNLOWERED, workload=FEW_STEPS)
-    candidate = trial.compiled(batch_sizes=trial.batch_sizes)
-    return count_compilations(trial, candidate, eager_operations(trial, UPSTREAM)).figures
+    upstream = eager_operations(trial, UPSTREAM)
+    return count_compilations(trial, lambda: trial.compiled(batch_sizes=trial.batch_sizes), upstream).figures
 
 
 def active_share_of(cache: str) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from toto_compat.cell.contest import Contest
-from toto_compat.cell.suites.speed_figures import SpeedRun, busy_in_others_turns, speed_evidence
+from toto_compat.cell.suites.speed_figures import SpeedRun, speed_evidence, unfair_turns
 from toto_compat.contract.result import Figure, Kind
 
 COLD = Figure(value=40.0, unit="s")
@@ -87,14 +87,31 @@ def test_a_timing_is_the_time_of_its_own_forecast_in_milliseconds() -> None:
 
 def test_who_works_in_the_others_turns_is_named() -> None:
     timings = {"upstream_eager": [1000.0] * 10, "compiled": [200.0] * 10}
-    assert busy_in_others_turns(timings, [10.0, 2.0], threads=1) == ()
-    assert busy_in_others_turns(timings, [20.0, 4.0], threads=2) == ()
-    (told,) = busy_in_others_turns(timings, [10.0, 9.0], threads=1)
+    assert unfair_turns(timings, [10.0, 2.0], threads=1) == ()
+    assert unfair_turns(timings, [20.0, 4.0], threads=2) == ()
+    (told,) = unfair_turns(timings, [10.0, 9.0], threads=1)
     assert told == "compiled used 9.0 s of processor time, its own turns took 2.0 s"
 
 
+def test_who_is_kept_from_its_own_turns_is_named() -> None:
+    timings = {"upstream_eager": [1000.0] * 10, "compiled": [200.0] * 10}
+    (told,) = unfair_turns(timings, [4.0, 2.0], threads=1)
+    assert told == "upstream_eager used 4.0 s of processor time, its own turns took 10.0 s"
+
+
+def test_stalls_now_and_then_count_although_a_median_is_blind_to_them() -> None:
+    calm = run_of(100, 80, 25, count=30)
+    stalling = (*calm.timings["compiled"][:-2], 5000.0, 5000.0)
+    stalls = calm.model_copy(update={"timings": calm.timings | {"compiled": stalling}})
+    hiccup = calm.model_copy(update={"timings": calm.timings | {"compiled": (*calm.timings["compiled"][:-1], 5000.0)}})
+    speedups = [speed_evidence([run], cold_compile_s=COLD).figures["speedup"].value for run in (calm, hiccup, stalls)]
+    assert speedups[0] is not None and speedups[0] > 3.5
+    assert speedups[1] is not None and speedups[1] > 3.5
+    assert speedups[2] is not None and speedups[2] < 1.0
+
+
 def test_a_contestant_that_works_in_the_others_turns_leaves_no_speedup() -> None:
-    busy = run_of(100, 80, 25).model_copy(update={"busy_in_others_turns": ("compiled used 9 s",)})
+    busy = run_of(100, 80, 25).model_copy(update={"unfair_turns": ("compiled used 9 s",)})
     figures = speed_evidence([run_of(100, 80, 25), busy], cold_compile_s=COLD).figures
     for name in ("speedup", "speedup_same_cache", "latency_stability"):
         assert figures[name].value is None

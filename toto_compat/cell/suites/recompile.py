@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -13,7 +13,13 @@ import torch
 from toto_compat.cell.live import CompilerWatch, CompileStart, Phase
 from toto_compat.cell.process_tree import watching_the_tree
 from toto_compat.cell.session import Session
-from toto_compat.cell.step_operations import StepOperations, active_shares, count_operations
+from toto_compat.cell.step_operations import (
+    StepOperations,
+    active_share,
+    active_shares,
+    count_operations,
+    count_unobserved,
+)
 from toto_compat.cell.trial import (
     UPSTREAM,
     CandidateError,
@@ -32,15 +38,16 @@ from toto_compat.model.bound import BoundModel
 from toto_compat.model.series import Series
 
 METHOD = (
-    "warm-up: mean forecasts of every announced batch at the smallest and the largest context, twice each, and sampled "
-    "ones at both; then lengths and horizons in between, with every batch and sampled; then shapes that nobody "
-    "announced; compilations counted where dynamo starts one, reasons from its own loggers"
+    "the candidate is bound; warm-up: mean forecasts of every announced batch at the smallest and the largest context, "
+    "twice each, and sampled ones at both; then lengths and horizons in between, with every batch and sampled; then "
+    "shapes that nobody announced; compilations counted where dynamo starts one, reasons from its own loggers"
 )
 # Evidence is read by people: a cache that recompiles in every step says the same thing a thousand times.
 MOST_EVENTS_KEPT = 400
 
 
 class Stage(StrEnum):
+    BIND = "bind"  # before any forecast: what is compiled there is compiled all the same
     WARM_UP = "warm-up"  # meets every batch that was announced
     MEASURED = "measured"  # other lengths and horizons, within what was announced
     UNANNOUNCED = "unannounced"  # reported, and no gate looks at it
@@ -88,6 +95,7 @@ class ActiveShares:
     """Holds which share of each step ran in compiled code, by the forecast's name and the step; 0 is the prefill."""
 
     by_forecast: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    unobserved: float | None = None  # of all decode steps of the timed forecast, while nobody observes
 
     def smallest(self, *, prefill: bool) -> float | None:
         """The smallest share of any such step; None if a forecast showed none, which may be where it is smallest."""
@@ -96,7 +104,9 @@ class ActiveShares:
             for steps in self.by_forecast.values()
         ]
         shares = [share for share in found if share is not None]
-        return min(shares) if shares and len(shares) == len(found) else None
+        if not shares or len(shares) < len(found):
+            return None
+        return min(shares) if prefill or self.unobserved is None else min(*shares, self.unobserved)
 
 
 def plan_forecasts(workload: Workload) -> tuple[PlannedForecast, ...]:
@@ -135,8 +145,12 @@ def plan_unannounced(workload: Workload, announced: Sequence[int]) -> tuple[Plan
     return tuple(replace(plan, stage=Stage.UNANNOUNCED) for plan in plans for _ in range(2))
 
 
-# Of a forecast without samples and of one with them: a step -> its operations.
-EagerOperations = Mapping[bool, Mapping[int, StepOperations]]
+@dataclass(frozen=True)
+class EagerOperations:
+    """Holds what eager does: a step -> its operations, of a forecast without samples and of one with them."""
+
+    by_step: Mapping[bool, Mapping[int, StepOperations]]
+    decode: int  # operations of the timed forecast's decode steps, taken without an observer
 
 
 def run_recompile(session: Session) -> SuiteEvidence:
@@ -144,21 +158,26 @@ def run_recompile(session: Session) -> SuiteEvidence:
     # first, while no cache of a user was imported: it could make upstream's steps look longer than they are
     upstream = eager_operations(session.trial, UPSTREAM)
     wanted = session.profile.unannounced_shapes
-    return count_compilations(session.trial, session.candidate, upstream, session.demands, unannounced_shapes=wanted)
+    return count_compilations(
+        session.trial, lambda: session.candidate, upstream, session.demands, unannounced_shapes=wanted
+    )
 
 
 def count_compilations(
     trial: Trial,
-    candidate: BoundModel,
+    make_candidate: Callable[[], BoundModel],
     upstream: EagerOperations,
     demands: Sequence[Demand] = (),
     *,
     unannounced_shapes: bool = True,
 ) -> SuiteEvidence:
-    """Take the planned forecasts one by one and count per forecast."""
-    taken: list[ForecastTaken] = []
-    with CompilerWatch("before") as watch:
+    """Bind the candidate, take the planned forecasts one by one, and count for each what was compiled."""
+    with CompilerWatch("bind") as watch:
         with watching_the_tree() as tree:
+            start = time.perf_counter()
+            candidate = make_candidate()
+            bound = PlannedForecast(0, 0, 0, stage=Stage.BIND)
+            taken = [ForecastTaken(bound, time.perf_counter() - start, watch.phases[0])]
             taken += [take_planned(trial, candidate, planned, watch) for planned in plan_forecasts(trial.workload)]
         shares, again = measure_active_shares(trial, candidate, upstream, watch)
         taken += again
@@ -229,9 +248,27 @@ def eager_operations(trial: Trial, cache: CacheRequest) -> EagerOperations:
         forecast()
         counted[bool(planned.samples)] = count_operations(model, forecast)
         trial.quiet.give_way()
+    decode = unobserved_decode(trial, model).outside
     del model
     free_memory(trial.device)
-    return counted
+    return EagerOperations(counted, decode)
+
+
+def unobserved_decode(trial: Trial, model: BoundModel) -> StepOperations:
+    """Count the decode steps of the timed forecast while nobody observes: the whole, less a forecast without any."""
+    workload = trial.workload
+    timed, without = (
+        PlannedForecast(workload.context_patches[0], horizon, workload.batches[0])
+        for horizon in (workload.horizon_patches[0], 1)
+    )
+    counted = []
+    for planned in (timed, without):
+        forecast = partial(take_forecast, trial, model, planned, series_of(trial, model, planned))
+        forecast()
+        counted.append(count_unobserved(forecast))
+        trial.quiet.give_way()
+    whole, first = counted
+    return StepOperations(whole.outside - first.outside, whole.inside - first.inside, whole.compiled_calls)
 
 
 def measure_active_shares(
@@ -252,13 +289,19 @@ def measure_active_shares(
             compiled[planned] = count_operations(candidate, partial(take_forecast, trial, candidate, planned, series))
         taken.append(ForecastTaken(planned, time.perf_counter() - start, phase))
         trial.quiet.give_way()
+    watch.mark("nobody observes")
+    with blaming_the_candidate():
+        unobserved = unobserved_decode(trial, candidate) if trial.workload.horizon_patches[0] > 1 else None
     watch.mark("eager")
     with blaming_the_candidate():
         eager = [upstream] if trial.cache == UPSTREAM else [upstream, eager_operations(trial, trial.cache)]
     shares = {
-        planned.name: active_shares(operations, *(one[bool(planned.samples)] for one in eager))
+        planned.name: active_shares(operations, *(one.by_step[bool(planned.samples)] for one in eager))
         for planned, operations in compiled.items()
     }
+    if unobserved is not None:
+        share = active_share(unobserved, *(StepOperations(outside=one.decode) for one in eager))
+        return ActiveShares(shares, unobserved=share), taken
     return ActiveShares(shares), taken
 
 
@@ -305,11 +348,13 @@ def announced_recompilations(taken: Sequence[ForecastTaken], announced: int) -> 
     batches_met: set[tuple[int, bool]] = set()
     compiled_before: set[tuple[str, int, str]] = set()
     for forecast in taken:
-        if forecast.plan.stage is not Stage.WARM_UP:
+        if forecast.plan.stage not in (Stage.BIND, Stage.WARM_UP):
             continue
+        at_bind = forecast.plan.stage is Stage.BIND  # which may warm up with every announced batch
         batch = (forecast.plan.batch, bool(forecast.plan.samples))  # samples are a batch of their own to the model
         meets_a_further_batch = bool(batches_met) and batch not in batches_met
-        batches_met.add(batch)
+        if not at_bind:
+            batches_met.add(batch)
         recompiled: set[tuple[str, int, str]] = set()
         for start in forecast.phase.compile_starts:
             resumes = start.function.startswith("torch_dynamo_resume")
@@ -317,7 +362,7 @@ def announced_recompilations(taken: Sequence[ForecastTaken], announced: int) -> 
             if start.compile_id.endswith("/0"):
                 if place in compiled_before and not resumes:
                     explained[place] += 1
-            elif meets_a_further_batch and place not in recompiled:
+            elif at_bind or (meets_a_further_batch and place not in recompiled):
                 recompiled.add(place)
                 explained[place] += 1
             compiled_before.add(place)
@@ -405,8 +450,8 @@ def active_figure(shares: ActiveShares, *, prefill: bool) -> Figure:
     return Figure(
         value=smallest,
         method=f"operations of {what} in compiled code: 1 - those outside over those of the same step eager (this "
-        "cache's or upstream's, whichever has fewer); the smallest over every batch and a sampled forecast, warm; 0 "
-        "for a step that called no compiled graph",
+        "cache's or upstream's, whichever has fewer); the smallest over every batch, a sampled forecast and the timed "
+        "one taken without an observer, warm; 0 for a step that called no compiled graph",
     )
 
 
@@ -445,7 +490,9 @@ def unannounced_figures(forecasts: Sequence[ForecastTaken | RefusedForecast]) ->
 def cold_compile_figure(taken: Sequence[ForecastTaken]) -> Figure:
     """Add up what compiling cost: how much longer the forecasts that compiled took than warm ones."""
     compiled = [forecast for forecast in taken if forecast.phase.compile_starts]
-    warm = [forecast for forecast in taken if not forecast.phase.compile_starts]
+    warm = [
+        forecast for forecast in taken if not forecast.phase.compile_starts and forecast.plan.stage is not Stage.BIND
+    ]
     if not warm:
         return Figure(
             value=None, unit="s", missing="every forecast of the run compiled: there is no warm one to compare"
@@ -476,7 +523,7 @@ def _phase_row(forecast: ForecastTaken) -> dict[str, Any]:
     phase = forecast.phase
     return {
         "name": phase.name,
-        "warm_up": forecast.plan.stage is Stage.WARM_UP,
+        "warm_up": forecast.plan.stage in (Stage.BIND, Stage.WARM_UP),
         "seconds": round(forecast.seconds, 4),
         "compilations": len(phase.compile_starts),
         "recompiles": phase.count(EventKind.RECOMPILE),

@@ -19,7 +19,7 @@ from toto_compat.cell.suites.speed_figures import (
     SAME_CACHE_EAGER,
     UPSTREAM_EAGER,
     SpeedRun,
-    busy_in_others_turns,
+    unfair_turns,
 )
 from toto_compat.cell.suites.timed_forecasts import TimedForecast, worst_ratio
 from toto_compat.cell.trial import UPSTREAM, Trial
@@ -102,5 +102,5 @@ def conduct(session: Session, contestants: Sequence[Contestant]) -> SpeedRun:
         warm_start_s=max(0.0, first_seconds - statistics.median(timings[COMPILED]) / 1000.0),
         conditions={"before": before, "after": after},
         timed_forecasts=worst_ratio(trial, timed),
-        busy_in_others_turns=busy_in_others_turns(timings, used, threads=torch.get_num_threads()),
+        unfair_turns=unfair_turns(timings, used, threads=torch.get_num_threads()) if trial.device == "cpu" else (),
     )

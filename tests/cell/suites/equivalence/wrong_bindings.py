@@ -568,3 +568,51 @@ class ClaimsTotosDraws(DrawsOtherwise):
     """The same, but says that its seeds are toto-ts's."""
 
     draws = "toto-ts"
+
+
+# Right at the first shape that was announced, wrong at combinations of what was announced.
+
+
+class WrongInAForecastOfOnePatch(Honest):
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        return super().generate_mean(series, horizon_steps) + (1e-3 if horizon_steps == self.patch_size else 0.0)
+
+
+class WrongWithinAPatch(Honest):
+    """Of a horizon that is no whole number of patches."""
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        return super().generate_mean(series, horizon_steps) + (1e-3 if horizon_steps % self.patch_size else 0.0)
+
+
+class SwapsRowsAfterALongContext(Honest):
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        forecast = super().generate_mean(series, horizon_steps)
+        return forecast.flip(0) if series.inputs.shape[-1] > 4 * self.patch_size else forecast
+
+
+class SamplesOneValueAfterALongContext(Honest):
+    draws = "own"
+
+    def generate_samples(self, series: Series, horizon_steps: int, **asked: int) -> Tensor:
+        samples = super().generate_samples(series, horizon_steps, **asked)
+        long = series.inputs.shape[-1] > 4 * self.patch_size
+        return samples[..., :1].expand_as(samples).clone() if long else samples
+
+
+class SamplesOneSeriesPastAFewPatches(Honest):
+    draws = "own"
+
+    def generate_samples(self, series: Series, horizon_steps: int, **asked: int) -> Tensor:
+        samples = super().generate_samples(series, horizon_steps, **asked)
+        return samples[:1].expand_as(samples).clone() if horizon_steps > 3 * self.patch_size else samples
+
+
+class OddSeriesWrongWhereAnnounced(Honest):
+    """A path of its own for announced shapes, upstream's for all others; the first cuts spikes and takes padding for
+    values."""
+
+    def seen(self, series: Series) -> Series:
+        if series.inputs.shape[0] not in self.batch_sizes or series.inputs.shape[1] > 1:
+            return series
+        return CutsASpike.seen(self, TakesPaddingForValues.seen(self, series))  # type: ignore[arg-type]

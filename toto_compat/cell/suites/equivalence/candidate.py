@@ -31,7 +31,15 @@ from toto_compat.model.forecaster import forecaster_of
 from toto_compat.model.series import Series
 
 # The first series again, in ways that must not change its forecast.
-AGAIN = ("again", "again_after_other_shapes", "again_after_an_exception", "again_after_a_break", "again_in_a_thread")
+HALF_A_PATCH_LESS = "again_half_a_patch_less"
+AGAIN = (
+    "again",
+    HALF_A_PATCH_LESS,
+    "again_after_other_shapes",
+    "again_after_an_exception",
+    "again_after_a_break",
+    "again_in_a_thread",
+)
 TOLD_NOTHING = "mean_forecast_told_nothing"
 
 
@@ -64,15 +72,16 @@ def run_candidate(session: Session) -> CandidateAsked:
     asking = _Asking(trial, model, load_tensors(truths_file(session.work)))
     answers = asking.answers.setdefault(first.name, {})
 
-    def again(how: str) -> None:
+    def again(how: str, *, less: int = 0) -> None:
         with blaming_the_candidate():
-            answers[how] = model.generate_mean(series, first.horizon * model.patch_size).double()
+            answers[how] = model.generate_mean(series, first.horizon * model.patch_size - less).double()
 
     one, other, *others = all_scenarios(trial)
     *others, on_more_threads = others
     asking.ask(one)
     asking.ask(other)
     again("again")
+    again(HALF_A_PATCH_LESS, less=model.patch_size // 2)
     for scenario in others:
         asking.ask(scenario)
     again("again_after_other_shapes")

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+from scipy import stats
 from torch import Tensor
 from toto.inference.forecaster import Forecast
 
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import (
     AGAIN,
+    HALF_A_PATCH_LESS,
     SAID_OF_SAMPLES,
     TOLD_NOTHING,
     CandidateAsked,
@@ -110,7 +112,7 @@ def run_compare(session: Session) -> SuiteEvidence:
             "equivalence": equivalence_figure([*comparisons, *drawn], [control, draws_control], missing),
             "equivalence_control": _control_figure(control, CONTROL.name, missing),
             "samples_control": _control_figure(draws_control, f"eager's draws at {CONTROL_SPREAD} of their spread", []),
-            **mae_figures(session, eager, answers.get(first.name, {})),
+            **mae_figures(session, eager, answers.get(first.name, {}), asked.draws),
         },
         details={
             "comparisons": [asdict(comparison) for comparison in (*comparisons, *drawn)],
@@ -201,8 +203,11 @@ def compare_again(
         if forecast is None or again is None:
             compared.append(Comparison(first.name, how, math.inf, 0.0, math.inf, told="no answer"))
             continue
-        error = errors_between(again, forecast).max
-        if error and forecast.device.type != "cpu":
+        shown = forecast
+        if how == HALF_A_PATCH_LESS:
+            shown = forecast[..., : forecast.shape[-1] - forecast.shape[-1] // first.horizon // 2]
+        error = errors_between(again, shown).max
+        if error and forecast.device.type != "cpu" and shown is forecast:
             compared.append(_compared(first.name, "mean_forecast", again, reference))
         else:
             compared.append(Comparison(first.name, how, error, 0.0, ratio_to_limit(error, 0.0)))
@@ -362,7 +367,7 @@ def _missing_reference(scenarios: Sequence[str]) -> Figure:
     return Figure(value=None, missing=f"upstream eager is not finite on {'; '.join(scenarios)}")
 
 
-def mae_figures(session: Session, eager: WholeModel, answers: Mapping[str, Tensor]) -> dict[str, Figure]:
+def mae_figures(session: Session, eager: WholeModel, answers: Mapping[str, Tensor], draws: str) -> dict[str, Figure]:
     """The user's own criteria: errors on held-out data, compiled against eager, and their spread over seeds."""
     trial = session.trial
     first = pair_of(trial.workload)[0]
@@ -383,12 +388,16 @@ def mae_figures(session: Session, eager: WholeModel, answers: Mapping[str, Tenso
         "mae_to_eager": Figure(
             value=float((forecast - own).abs().mean()), method="mean absolute difference to eager's mean forecast"
         ),
-        "mae_sigma": _mae_sigma(session, eager),
+        "mae_sigma": _mae_sigma(session, eager, draws),
     }
 
 
-def _mae_sigma(session: Session, eager: WholeModel) -> Figure:
-    """How much more the error of sampled forecasts swings over seeds than eager's does."""
+def _mae_sigma(session: Session, eager: WholeModel, draws: str) -> Figure:
+    """How much more the error of sampled forecasts swings over seeds than eager's does.
+
+    Seed for seed eager's draws swing as eager's do. Draws of a stream of their own swing otherwise by chance alone, the
+    more the fewer seeds there are: what one honest cell in a thousand would exceed is left out.
+    """
     trial = session.trial
     first = drawings_of(trial, session.profile.iterations)[0]
     drawn = load_tensors(samples_file(session.work)).get(first.scenario.name, {})
@@ -404,10 +413,12 @@ def _mae_sigma(session: Session, eager: WholeModel) -> Figure:
         return Figure(value=None, missing="the candidate left no samples")
     theirs = relative_spread([mae(drawn[str(seed)]) for seed in seeds])
     own = relative_spread([mae(drawn_by(eager, trial, first, seed=seed)[str(seed)]) for seed in seeds])
+    freedom = len(seeds) - 1
+    chance = 1.0 if draws == "toto-ts" else math.sqrt(float(stats.f.ppf(0.999, freedom, freedom)))
     return Figure(
-        value=max(0.0, theirs - own) if math.isfinite(theirs) else math.inf,
+        value=max(0.0, theirs - chance * own) if math.isfinite(theirs) else math.inf,
         method=f"sigma / mean of the sampled forecast's MAE over {len(seeds)} seeds ({theirs:.3g}), beyond eager's own "
-        f"({own:.3g})",
+        f"({own:.3g}){f', {chance:.3g} times by chance' if chance > 1.0 else ''}",
     )
 
 

@@ -15,6 +15,7 @@ from toto_compat.model.series import Series
 
 NAN_UNDER_THE_MASK = "nan_under_the_mask"
 SAMPLES_PER_BATCH: int = inspect.signature(TotoForecaster.forecast).parameters["samples_per_batch"].default
+_OF_SEVERAL_ROWS = "rows_with_groups_of_their_own"
 _KIND_SHAPE = (3, 3, 2)  # batch, variates, id groups that the kinds are tried at: one shape, so nothing compiles anew
 
 
@@ -74,7 +75,18 @@ def scenarios_of(workload: Workload, sampled_rows: tuple[int, ...] = ()) -> tupl
         Scenario(f"batch {batch}, {variates} variates in {groups}", shortest, horizon, batch, variates, groups)
         for batch, variates, groups in ((2, 1, 1), _KIND_SHAPE, (2, 3, 1), *sizes)
     ]
+    announced, longest = workload.context_patches[-1] + max(workload.horizon_patches), workload.context_patches[-1]
+    largest = (max(workload.batches), workload.variates, workload.groups)
+    lengths.append(Scenario("every announced slot", longest, announced - longest, *largest))
+    others = dict.fromkeys(other for other in (*workload.horizon_patches, 1) if other != horizon)
+    lengths += [Scenario(f"horizon {other}", shortest, other, *own_shape) for other in others]
     kinds = [Scenario(kind.replace("_", " "), shortest, min(3, horizon), *_KIND_SHAPE, kind=kind) for kind in KINDS]
+    # once more at the announced shape: what was made for it need not be what answers any other
+    kinds += [
+        Scenario(f"{kind.replace('_', ' ')}, as announced", shortest, min(3, horizon), *own_shape, kind=kind)
+        for kind in KINDS
+        if kind != _OF_SEVERAL_ROWS
+    ]
     return (*lengths, *mixes, *kinds)
 
 
@@ -154,11 +166,14 @@ def drawings_of(trial: Trial, rounds: int) -> tuple[Drawing, ...]:
     shortest = workload.context_patches[0]
     shared = max(1, workload.batch * workload.samples_per_batch // 2)
     many = Scenario("many samples of a patch", shortest, 1, workload.batch, workload.variates, workload.groups)
-    two = Scenario("samples of 2 series", shortest, 3, 2, workload.variates, workload.groups)
+    own_shape = (workload.batch, workload.variates, workload.groups)
+    long = Scenario("samples after the longest context", workload.context_patches[-1], 3, *own_shape)
+    two = Scenario("samples of 2 series", shortest, 5, 2, workload.variates, workload.groups)
     three = Scenario("samples of 3 series, 3 variates in 2", shortest, 3, *_KIND_SHAPE)
     return (
         *(Drawing(one, workload.samples, workload.samples_per_batch, seeds) for one in pair_of(workload)),
         Drawing(many, 16 * workload.samples_per_batch, workload.samples_per_batch, seeds[:1]),
+        Drawing(long, 2 * workload.samples_per_batch, workload.samples_per_batch, seeds[:1]),
         Drawing(two, 2 * shared, shared, seeds[:1]),
         Drawing(three, 8, 1, seeds[:1]),
         Drawing(through_forecast(workload), 3 * SAMPLES_PER_BATCH, SAMPLES_PER_BATCH, seeds[:1]),
@@ -291,6 +306,6 @@ KINDS: Mapping[str, Callable[[Series, int], Series]] = {
     "one_spike": _one_spike,
     NAN_UNDER_THE_MASK: _nan_under_the_mask,
     "left_padded": _left_padded,
-    "rows_with_groups_of_their_own": _rows_with_groups_of_their_own,
+    _OF_SEVERAL_ROWS: _rows_with_groups_of_their_own,
     "not_contiguous": _not_contiguous,
 }
