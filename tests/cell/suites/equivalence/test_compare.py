@@ -36,9 +36,12 @@ def ratio_of(ratio: float) -> Comparison:
 def test_lengths_mixed_shapes_and_rows_of_samples_are_all_there_with_eight_decode_steps() -> None:
     scenarios = [one for one in scenarios_of(Workload(), (1, 2, 16, 128)) if one.kind == "ordinary"]
     assert [scenario.context for scenario in scenarios[:4]] == [16, 32, 48, 64]
-    assert {scenario.batch for scenario in scenarios[4:]} == {2, 3, 16, 128}
+    assert {scenario.batch for scenario in scenarios[4:]} == {1, 2, 3, 16, 128}
     assert any(scenario.groups > 1 for scenario in scenarios)
-    assert all(scenario.horizon >= 9 for scenario in scenarios)
+    short = {scenario.name for scenario in scenarios if scenario.horizon < 9}
+    assert short == {"horizon 5", "horizon 1"}
+    (slots,) = [scenario for scenario in scenarios if scenario.name == "every announced slot"]
+    assert (slots.context, slots.horizon, slots.batch) == (64, 12, 2)
 
 
 def test_two_series_of_one_shape_have_other_values() -> None:
