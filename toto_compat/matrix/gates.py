@@ -119,16 +119,6 @@ class Gate(Table):
             nan_is_a_fault=True,
         ),
     )
-    COMPILE_ACTIVE = (
-        "compile_active",
-        GateRule(
-            suite=Suite.RECOMPILE,
-            meaning="Share of eager's operations that compiled code took over, in the decode step with the least.",
-            default=GateLimit(min=0.8),
-            larger_is_better=True,
-            comparison=Comparison.COUNT,
-        ),
-    )
     RECOMPILE_LIMIT = (
         "recompile_limit",
         GateRule(
@@ -137,6 +127,16 @@ class Gate(Table):
             default=GateLimit(max=0),
             comparison=Comparison.COUNT,
             explained_by=(EventKind.RECOMPILE_LIMIT,),
+        ),
+    )
+    COMPILE_ACTIVE = (
+        "compile_active",
+        GateRule(
+            suite=Suite.RECOMPILE,
+            meaning="Share of eager's operations that compiled code took over, in the decode step with the least.",
+            default=GateLimit(min=0.8),
+            larger_is_better=True,
+            comparison=Comparison.COUNT,
         ),
     )
     RECOMPILES = (
