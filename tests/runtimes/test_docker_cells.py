@@ -100,8 +100,13 @@ def test_a_container_gives_the_verdict_and_the_counts_of_a_virtualenv(
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_every_suite_was_run_in_the_container(in_container: Run, cache: str) -> None:
-    outcomes = {suite: evidence.outcome for suite, evidence in cell_of(in_container, cache).evidence.items()}
-    assert outcomes == dict.fromkeys(Suite, Outcome.MEASURED)
+    evidence = cell_of(in_container, cache).evidence
+    expected = dict.fromkeys(Suite, Outcome.MEASURED)
+    if cache == "list_index":  # which has hit the recompile limit by then
+        expected[Suite.MEMORY] = Outcome.NOT_RUN
+        skipped = evidence[Suite.MEMORY].failure
+        assert skipped is not None and skipped.kind == "skipped"
+    assert {suite: one.outcome for suite, one in evidence.items()} == expected
 
 
 def test_the_result_says_which_image_it_comes_from(in_container: Run, client: docker.DockerClient) -> None:
