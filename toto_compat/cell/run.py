@@ -22,6 +22,7 @@ from toto_compat.cell.group import LAST_LINES, GroupResult, suite_function
 from toto_compat.cell.kept import KeptFromTheCandidate
 from toto_compat.cell.process_tree import OUT_OF_MEMORY_TEXTS
 from toto_compat.cell.provenance import collect_provenance, complete_provenance
+from toto_compat.cell.quiet import QuietLock
 from toto_compat.contract.demands import broken_demand
 from toto_compat.contract.files import utc_now
 from toto_compat.contract.references import References, UnusableReferencesError
@@ -175,8 +176,10 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
     interrupted: Failure | None = None
     provenance = Provenance(**request.origin.model_dump(), started=started)
     try:
-        # now rather than at the end: who stops a cell does not wait long for its result
-        provenance = collect_provenance(request.origin, started=started)
+        # now rather than at the end: who stops a cell does not wait long for its result; under the lock, since asking
+        # is work too, and it disturbed the timing loop of a cell beside this one
+        with QuietLock(request.quiet_lock).working():
+            provenance = collect_provenance(request.origin, started=started)
         given = take_given(request, kept)
         for index, run in enumerate(runs):
             if run.group is Group.REFERENCE and given is not None:
