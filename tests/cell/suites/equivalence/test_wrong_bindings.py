@@ -136,6 +136,7 @@ def test_an_honest_binding_is_equivalent(judge: Judge, binding: type[wrong.Hones
         (wrong.RemembersTheLast, "again"),
         (wrong.SpoiltByAnException, "again_after_an_exception"),
         (wrong.SpoiltByABreak, "again_after_a_break"),
+        (wrong.WrongAfterSixtyForecasts, "again_after_many_forecasts"),
         (wrong.WrongInAThread, "again_in_a_thread"),
         (wrong.ForecastsByOneStepLess, "forecast().mean"),
         (wrong.TakesTheMedianForTheMean, "forecast() samples: mean"),

@@ -616,3 +616,11 @@ class OddSeriesWrongWhereAnnounced(Honest):
         if series.inputs.shape[0] not in self.batch_sizes or series.inputs.shape[1] > 1:
             return series
         return CutsASpike.seen(self, TakesPaddingForValues.seen(self, series))  # type: ignore[arg-type]
+
+
+class WrongAfterSixtyForecasts(Honest):
+    asked = 0
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        self.asked += 1
+        return super().generate_mean(series, horizon_steps) + (1e-3 if self.asked > 60 else 0.0)

@@ -38,8 +38,10 @@ AGAIN = (
     "again_after_other_shapes",
     "again_after_an_exception",
     "again_after_a_break",
+    "again_after_many_forecasts",
     "again_in_a_thread",
 )
+MANY_FORECASTS = 100  # of one patch, which take little: what wears out or counts its forecasts shows after them
 TOLD_NOTHING = "mean_forecast_told_nothing"
 
 
@@ -89,6 +91,11 @@ def run_candidate(session: Session) -> CandidateAsked:
     again("again_after_an_exception")
     _break_off(model, series, first.horizon * model.patch_size)
     again("again_after_a_break")
+    for _ in range(MANY_FORECASTS):
+        with blaming_the_candidate():
+            model.generate_mean(series, model.patch_size)
+    again("again_after_many_forecasts")
+    trial.quiet.give_way()
     thread_refused = _in_a_thread(lambda: again("again_in_a_thread"))
     drawn = _samples(session, model)
     asking.ask(on_more_threads)
