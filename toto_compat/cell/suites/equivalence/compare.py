@@ -46,11 +46,12 @@ from toto_compat.model.bound import BoundModel, WholeModel
 METHOD = (
     "distribution parameters under teacher forcing (upstream eager's own forecast fed to all) and the free-running "
     "mean forecast, RMSE to a float64 upstream-eager reference over max(2x eager's own error, error of eager with "
-    "inputs moved by one ulp); one series again after another, after other shapes, after an exception, after a "
-    "break, after a hundred forecasts and in a second thread, exactly; also with one thread more, with nothing "
-    "announced, and by forecast() with its defaults; past the announced lengths an error is an answer, a wrong number "
-    "is not; of NaN under the mask an answer is an error, NaN, eager's forecast with zeros there, or what eager makes "
-    "of it without torch's checks; samples by their places in the distributions that eager gives them; worst ratio; NaN is infinite"
+    "inputs moved by one ulp); one series again after another, after other shapes, after an exception, after a break,"
+    " after a hundred forecasts and in a second thread, exactly; also with one thread more, with nothing announced, "
+    "and by forecast() with its defaults; past the announced lengths an error is an answer, a wrong number is not; of"
+    " NaN under the mask an answer is an error, NaN, eager's forecast with zeros there, or what eager makes of it "
+    "without torch's checks; samples by their places in the distributions that eager gives them; worst ratio; NaN is "
+    "infinite"
 )
 # Twice: a compiled kernel adds in another order than eager does, which is as right as eager's. This project's choice.
 EAGERS_OWN_ERRORS = 2.0
