@@ -1,0 +1,182 @@
+"""A replayed CUDA graph's rules on the CPU: fixed_size keeps them and forecasts as eager; who breaks one is told."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model.small_backbone import Small, series_of
+from toto_compat.cell.lowering.capture import every_graph_goes_to
+from toto_compat.cell.lowering.replay import Rehearsal, ReplayError
+from toto_compat.contract.request import CacheRequest
+from toto_compat.model.binding import bind
+from toto_compat.model.bound import BoundModel, CompileSpec
+from toto_compat.model.series import Series
+
+pytestmark = pytest.mark.cell
+
+RELATIVE = 1e-9  # in double precision
+PATCHES = 4
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def rehearsal() -> Iterator[Rehearsal]:
+    rules = Rehearsal()
+    with every_graph_goes_to(rules):
+        yield rules
+
+
+def upstream() -> BoundModel:
+    return bind(Small().build(), CacheRequest(name="upstream", source="builtin"))
+
+
+def fixed_size() -> BoundModel:
+    spec = CompileSpec(mode="reduce-overhead")
+    return bind(Small().build(), CacheRequest(name="fixed_size", source="builtin"), compile_spec=spec, max_patches=16)
+
+
+def mean(model: BoundModel, series: Series) -> list[Tensor]:
+    return [model.generate_mean(series, PATCHES * model.patch_size)]
+
+
+def samples(model: BoundModel, series: Series) -> list[Tensor]:
+    torch.manual_seed(3)
+    return [model.generate_samples(series, PATCHES * model.patch_size, num_samples=4, samples_per_batch=2)]
+
+
+def forced(model: BoundModel, series: Series) -> list[Tensor]:
+    return [value for step in model.teacher_forced(series, series.truth) for value in step.values()]
+
+
+LOOPS: dict[str, Callable[[BoundModel, Series], list[Tensor]]] = {
+    "mean": mean,
+    "samples": samples,
+    "teacher-forced": forced,
+}
+
+
+def worst(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    assert len(ours) == len(theirs)
+    distances = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, theirs, strict=True)]
+    return float("nan") if any(map(math.isnan, distances)) else max(distances)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_fixed_size_forecasts_as_eager_through_replayed_graphs(loop: str, rehearsal: Rehearsal) -> None:
+    model, eager = fixed_size(), upstream()
+    for context in (5, 3, 5):
+        series = series_of(context=context, horizon=PATCHES)
+        assert worst(LOOPS[loop](model, series), LOOPS[loop](eager, series)) < RELATIVE
+    assert sum(graph.calls for graph in rehearsal.graphs) >= 3 * (PATCHES - 1)
+    assert rehearsal.poisonings > 0
+
+
+def test_a_loop_that_keeps_an_old_output_reads_nan(rehearsal: Rehearsal) -> None:
+    model, series = fixed_size(), series_of(horizon=PATCHES)
+    honest, theirs = forced(model, series), forced(upstream(), series)
+    assert worst(honest, theirs) < RELATIVE
+    with mock.patch.object(torch.Tensor, "clone", lambda tensor, **_: tensor):
+        kept = forced(model, series)
+    assert not worst(kept, theirs) < RELATIVE
+    assert rehearsal.poisonings > 0
+
+
+class Counter(torch.nn.Module):
+    """A step with one static buffer that it advances."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+        torch._dynamo.mark_static_address(self.total)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total.add_(x)
+        return self.total * 2
+
+
+def compiled(step: Any) -> Callable[..., Any]:
+    run = torch.compile(step, mode="reduce-overhead")
+
+    def with_mark(*arguments: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return run(*arguments)
+
+    return with_mark
+
+
+@torch.no_grad()
+def test_an_output_lives_until_the_next_step_and_in_the_same_memory(rehearsal: Rehearsal) -> None:
+    step = compiled(Counter())
+    first = step(torch.ones(3))
+    copied, address = first.clone(), first.data_ptr()
+    second = step(torch.ones(3))
+    assert (copied.tolist(), second.tolist()) == ([2.0] * 3, [4.0] * 3)
+    assert second.data_ptr() == address
+    assert first.tolist() == second.tolist()  # what was kept is overwritten
+    assert [graph.calls for graph in rehearsal.graphs] == [2]
+
+
+@torch.no_grad()
+def test_an_output_of_a_graph_that_does_not_run_again_is_poisoned_when_the_next_step_begins(
+    rehearsal: Rehearsal,
+) -> None:
+    double, triple = compiled(lambda x: x * 2), compiled(lambda x: x * 3)
+    kept = double(torch.ones(2))
+    assert triple(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert kept.isnan().all()
+    assert rehearsal.poisonings == 1
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("rehearsal")
+def test_graphs_of_one_step_may_read_each_others_outputs() -> None:
+    double, triple = torch.compile(lambda x: x * 2), torch.compile(lambda x: x * 3)
+    torch.compiler.cudagraph_mark_step_begin()
+    kept = double(torch.ones(2))
+    assert triple(kept).tolist() == [6.0, 6.0]
+    assert double(kept).tolist() == [4.0, 4.0]  # once more in the same step: memory of its own
+    assert kept.tolist() == [2.0, 2.0]
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("rehearsal")
+def test_a_static_input_that_moves_is_named() -> None:
+    counter = Counter()
+    step = compiled(counter)
+    step(torch.ones(3))
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        counter.total.set_(torch.zeros(3))  # the same tensor, other memory
+        with pytest.raises(ReplayError, match="called static and has moved"):
+            step(torch.ones(3))
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("rehearsal")
+def test_a_written_input_that_is_not_static_is_named() -> None:
+    step = compiled(lambda buffer: buffer.add_(1).sum())
+    with pytest.raises(Exception, match="writes to inputs that are not static"):
+        step(torch.zeros(3))
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("rehearsal")
+def test_a_value_read_on_the_host_during_a_step_is_named() -> None:
+    step = compiled(lambda x, length: torch.zeros(length.item()).sum() + x)
+    with (
+        torch._dynamo.config.patch(capture_scalar_outputs=True),
+        pytest.raises(ReplayError, match=r"reads a value on the host .*_local_scalar_dense"),
+    ):
+        step(torch.ones(3), torch.tensor(2))
