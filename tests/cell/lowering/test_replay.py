@@ -26,7 +26,8 @@ PATCHES = 4
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
-    yield
+    with torch.no_grad():
+        yield
     torch._dynamo.reset()
 
 
@@ -92,7 +93,7 @@ def test_a_loop_that_keeps_an_old_output_reads_nan(rehearsal: Rehearsal) -> None
     assert rehearsal.poisonings > 0
 
 
-class Counter(torch.nn.Module):
+class Counter(torch.nn.Module):  # type: ignore[misc]
     """A step with one static buffer that it advances."""
 
     total: Tensor
@@ -117,7 +118,6 @@ def compiled(step: Any) -> Callable[..., Any]:
     return with_mark
 
 
-@torch.no_grad()
 def test_an_output_lives_until_the_next_step_and_in_the_same_memory(rehearsal: Rehearsal) -> None:
     step = compiled(Counter())
     first = step(torch.ones(3))
@@ -129,7 +129,6 @@ def test_an_output_lives_until_the_next_step_and_in_the_same_memory(rehearsal: R
     assert [graph.calls for graph in rehearsal.graphs] == [2]
 
 
-@torch.no_grad()
 def test_an_output_of_a_graph_that_does_not_run_again_is_poisoned_when_the_next_step_begins(
     rehearsal: Rehearsal,
 ) -> None:
@@ -140,7 +139,6 @@ def test_an_output_of_a_graph_that_does_not_run_again_is_poisoned_when_the_next_
     assert rehearsal.poisonings == 1
 
 
-@torch.no_grad()
 @pytest.mark.usefixtures("rehearsal")
 def test_graphs_of_one_step_may_read_each_others_outputs() -> None:
     double, triple = torch.compile(lambda x: x * 2), torch.compile(lambda x: x * 3)
@@ -151,7 +149,6 @@ def test_graphs_of_one_step_may_read_each_others_outputs() -> None:
     assert kept.tolist() == [2.0, 2.0]
 
 
-@torch.no_grad()
 @pytest.mark.usefixtures("rehearsal")
 def test_a_static_input_that_moves_is_named() -> None:
     counter = Counter()
@@ -163,7 +160,6 @@ def test_a_static_input_that_moves_is_named() -> None:
             step(torch.ones(3))
 
 
-@torch.no_grad()
 @pytest.mark.usefixtures("rehearsal")
 def test_a_written_input_that_is_not_static_is_named() -> None:
     step = compiled(lambda buffer: buffer.add_(1).sum())
@@ -171,7 +167,6 @@ def test_a_written_input_that_is_not_static_is_named() -> None:
         step(torch.zeros(3))
 
 
-@torch.no_grad()
 @pytest.mark.usefixtures("rehearsal")
 def test_a_value_read_on_the_host_during_a_step_is_named() -> None:
     step = compiled(lambda x, length: torch.zeros(length.item()).sum() + x)

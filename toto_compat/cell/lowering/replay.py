@@ -135,7 +135,7 @@ def poison(tensor: torch.Tensor) -> None:
             tensor.fill_(torch.iinfo(tensor.dtype).max)
 
 
-class NoHostReads(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
+class NoHostReads(TorchDispatchMode):
     """Raises where an operation gives a value of a tensor, or a shape that depends on one, to Python."""
 
     def __init__(self, number: int) -> None:
