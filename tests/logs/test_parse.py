@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from toto_compat.contract.bucket_messages import compiling_bucket, dropping_bucket
 from toto_compat.contract.events import Event, EventKind, Severity
-from toto_compat.contract.torch_messages import normalise_reason
-from toto_compat.logs.parse import parse_lines, parse_stream
+from toto_compat.contract.torch_messages import BEGINNING, normalise_reason
+from toto_compat.logs.parse import BYTE_LITERALS, BlockParser, parse_lines, parse_stream
+from toto_compat.logs.scan import Scanner, finding_scanner, hyperscan_scanner
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 GLOG = "W1104 10:14:14.409000 101341 torch/_dynamo/convert_frame.py:1358] [6/8] "
@@ -34,6 +35,9 @@ GRAPH_BREAK = (
     '  File "/srv/app/idx.py", line 14, in append',
     "    torch._dynamo.graph_break()",
 )
+
+
+QUIET = "2025-11-04 10:14:14 | INFO | forecast BTCUSD done"
 
 
 def events_of(lines: Iterable[str]) -> list[Event]:
@@ -381,12 +385,61 @@ fragments = st.sampled_from([*LIMIT, *RECOMPILE, *GRAPH_BREAK, "torch._dynamo hi
 pieces = st.tuples(st.sampled_from(PREFIXES), fragments, st.text(max_size=10)).map("".join)
 
 
+def read_in_blocks(data: bytes, block: int, scan: Scanner) -> list[Event]:
+    parser = BlockParser("log", scan, block)
+    return [*parser.read(io.BytesIO(data)), *parser.close()]
+
+
+SCANNERS = [finding_scanner(BYTE_LITERALS), *filter(None, [hyperscan_scanner(BYTE_LITERALS)])]
+
+
 @settings(deadline=None)
-@given(st.lists(pieces, max_size=30))
-def test_any_mixture_of_fragments_reads_the_same_as_lines_and_as_bytes(lines: list[str]) -> None:
-    text = "\n".join(lines).encode("utf-8", "replace")
-    from_lines = list(parse_lines(text.decode("utf-8").split("\n"), "log"))
-    assert list(parse_stream(io.BytesIO(text), "log")) == from_lines
+@given(st.lists(pieces, max_size=30), st.integers(1, 300), st.sampled_from(["\n", "\r\n"]))
+def test_any_mixture_of_fragments_reads_the_same_as_lines_and_as_blocks(lines: list[str], block: int, end: str) -> None:
+    data = end.join(lines).encode("utf-8", "replace")
+    from_lines = list(parse_lines(data.decode("utf-8").split("\n"), "log"))
+    for scan in SCANNERS:
+        assert read_in_blocks(data, block, scan) == from_lines
+
+
+@pytest.mark.parametrize("name", ["production.log", "releases.log", "torch-2.13.0.log", "torch-2.5.1.log"])
+def test_a_real_log_reads_the_same_in_blocks_of_any_size(name: str) -> None:
+    data = (LOGS / name).read_bytes()
+    from_lines = list(parse_lines(data.decode().split("\n"), "log"))
+    for scan in SCANNERS:
+        for block in (7, 100, 4096, 1 << 18):
+            assert read_in_blocks(data, block, scan) == from_lines
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LIMIT[0],
+        "Graph break in user code at /srv/app/idx.py:14",
+        "Graph break (user stack suppressed due to duplicate graph break) in user code at /srv/app/idx.py:14",
+        "Graph break: from user code at:",
+        "Graph break: torch.compile cannot properly resume",
+        "Recompiling function forward in /srv/app/idx.py:14",
+        "skipping cudagraphs due to x",
+        "cudagraph partition due to x",
+        "Created 3 graph partitions: 2 cudagraphable, 1 non-cudagraphable",
+        "_maybe_guard_rel() was called on non-relation expression Eq(s43, 1)",
+        "Using torch.compile for Toto (mode=default)",
+        compiling_bucket((16, 1, 80), 3, 16, announced=True),
+        dropping_bucket((16, 1, 80), 16),
+    ],
+)
+def test_a_beginning_is_found_wherever_it_is_wrapped(line: str) -> None:
+    whole = only([line])
+    begins, ends = BEGINNING.search(line).span()  # type: ignore[union-attr]
+    # A number or a reason at the end of the line may be cut without a trace; up to it nothing is lost.
+    ends = next((ends - len(last) for last in (":14", "x", "Eq(s43, 1)") if line.endswith(last)), ends)
+    for cut in range(begins + 1, ends + 1):
+        wrapped = [QUIET, line[:cut], line[cut:], QUIET]
+        assert [essence(event) for event in events_of(wrapped)] == [essence(whole)], wrapped
+        data = "\n".join(wrapped).encode()
+        for scan in SCANNERS:
+            assert essences(read_in_blocks(data, 64, scan)) == essences([whole]), wrapped
 
 
 def test_positions_stay_right_across_skipped_megabytes() -> None:

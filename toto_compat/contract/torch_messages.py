@@ -6,6 +6,7 @@ Knows the messages and nothing of how a log wraps them: a line comes here with i
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from toto_compat.contract.events import Event, EventKind, Severity
 
@@ -36,10 +37,10 @@ BEGINNING = re.compile(
     r"|Graph break(?: \([^)]*\))? in user code at (?P<break_in>\S.*?):(?P<break_line>\d{1,9})(?!\S*:\d)"
     r"|Graph break: (?:(?P<skipped>skip: )?from user code at:|(?P<not_resumed>torch\.compile cannot properly resume))"
     r"|Graph break from `(?P<scalar>Tensor\.item\(\))`"
-    r"|(?:skipping cudagraphs due to |disabling cudagraphs (?:for backward )?due to )+(?P<skip>.*)"
-    r"|cudagraph partition due to (?P<partition>.*)"
+    r"|(?:skipping cudagraphs due to |disabling cudagraphs (?:for backward )?due to )+(?P<skip>\S.*)"
+    r"|cudagraph partition due to (?P<partition>\S.*)"
     r"|Created (?P<partitions>\d{1,9}) graph partitions: \d+ cudagraphable, (?P<kept_out>\d{1,9}) non-cudagraphable"
-    r"|_maybe_guard_rel\(\) was called on non-relation expression (?P<expression>.*)"
+    r"|_maybe_guard_rel\(\) was called on non-relation expression (?P<expression>\S.*)"
     r"|Using torch\.compile for (?P<compiled>\S.*?) \((?P<setting>[^)]*)\)"
     # ours, not torch's: contract/bucket_messages.py
     r"|(?P<bucket>compiling|dropping) decode step for (?P<shape>batch \d{1,9}, variates \d{1,9}, capacity \d{1,9})"
@@ -88,9 +89,12 @@ class LogLine:
 
 def printable(text: str) -> str:
     """Text without anything that a terminal would obey instead of show."""
+    if text.isascii() and text.isprintable():
+        return text
     return _CONTROLS.sub("", _TERMINAL_ESCAPES.sub("", text).replace("\t", " "))
 
 
+@lru_cache(1024)
 def shorten_path(path: str) -> str:
     """A source file from its package on: '/venv/lib/python3.11/site-packages/toto/model/x.py' -> 'toto/model/x.py'."""
     path = path.strip().replace("\\", "/")
@@ -200,14 +204,15 @@ class MessageParser:
         block = _begin(line, begins)
         if self._is_within_scalar_advice(block) or (block.kind is EventKind.CUDAGRAPH_PARTITION and block.count == 0):
             return
-        yield from self._close_of_process(block)
+        if self._open:
+            yield from self._close_of_process(block)
+        if _is_single_line(block):
+            yield block.event(self._source)
+            return
         self._open.append(block)
         rest = line.text[begins.end() :]
-        if rest.strip():
+        if rest and not rest.isspace():
             self._absorb(block, replace(line, text=rest))
-        if _is_single_line(block):
-            self._open.pop()
-            yield block.event(self._source)
         while len(self._open) > _MOST_OPEN:
             yield self._open.pop(0).event(self._source)
 
@@ -261,6 +266,14 @@ class MessageParser:
                 and line.logged_from != block.first.logged_from
             )
             if finished or moved_on or block.idle > _PATIENCE:
+                self._open.remove(block)
+                yield block.event(self._source)
+
+    def _wait(self) -> Iterator[Event]:
+        """Let a line of something else pass."""
+        for block in list(self._open):
+            block.idle += 1
+            if block.idle > _PATIENCE:
                 self._open.remove(block)
                 yield block.event(self._source)
 
@@ -351,6 +364,7 @@ class MessageParser:
         return line.torch_prefix and line.logged_from == block.first.logged_from and bool(line.logged_from)
 
 
+@lru_cache(1024)  # a log says the same thing over and over
 def normalise_reason(reason: str) -> str:
     """A reason with what varies between two hits of the same cause replaced, for grouping."""
     text = re.sub(r"^\d+/\d+(?:_\d+)?:\s*", "", reason.strip())
@@ -423,11 +437,15 @@ def _is_single_line(block: _Block) -> bool:
 def _may_belong(block: _Block, line: LogLine) -> bool:
     """Tell whether nothing in the two prefixes says that they are of different records."""
     first = block.first
-    pairs = ((first.process, line.process), (first.compile_id, line.compile_id), (first.logged_from, line.logged_from))
-    return all(
-        not mine or not its or mine == its or f"{mine}:".startswith(f"{its}:") or f"{its}:".startswith(f"{mine}:")
-        for mine, its in pairs
+    return (
+        _may_be_same(first.process, line.process)
+        and _may_be_same(first.compile_id, line.compile_id)
+        and _may_be_same(first.logged_from, line.logged_from)
     )
+
+
+def _may_be_same(mine: str, its: str) -> bool:
+    return not mine or not its or mine == its or f"{mine}:".startswith(f"{its}:") or f"{its}:".startswith(f"{mine}:")
 
 
 def _without_source_comment(reason: str) -> str:

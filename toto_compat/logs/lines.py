@@ -51,6 +51,11 @@ def without_prefix(text: str) -> str:
     return rest
 
 
+def joined(outer: str, inner: str) -> str:
+    """A process as two prefixes name it, one within the other."""
+    return f"{outer}:{inner}" if outer and inner else outer or inner
+
+
 def process_in_prefix(prefix: str) -> str:
     """The process that a prefix without torch's own pid names, '' if none."""
     service = _SERVICE.match(prefix)
@@ -69,6 +74,9 @@ def place_in_prefix(prefix: str) -> str:
 
 def read_line(raw: str, number: int) -> Iterator[LogLine]:
     """The messages of one physical line: one, unless it is JSON or carries escaped newlines or carriage returns."""
+    if "{" not in raw and "\\n" not in raw and "\r" not in raw:
+        yield _read_message(printable(raw.rstrip("\n")[:LONGEST_LINE]), number, "")
+        return
     process = ""
     texts = [raw]
     if "{" in raw and '":' in raw and len(raw) <= LONGEST_JSON:
@@ -93,15 +101,17 @@ def _read_message(text: str, number: int, process: str) -> LogLine:
     prefix = _TORCH_PREFIX.search(text)
     if not prefix:
         return LogLine(number, text, process)
-    before = text[: prefix.start()]
-    compile_id = _COMPILE_ID.search(prefix["tags"])
+    pid, file, line, tags = prefix.groups("")
+    if prefix.start():
+        process = joined(process, process_in_prefix(text[: prefix.start()]))
+    compile_id = _COMPILE_ID.search(tags)
     return LogLine(
         number,
         text[prefix.end() :],
-        ":".join(part for part in (process, process_in_prefix(before), prefix["pid"] or "") if part),
-        torch_prefix=True,
-        logged_from=f"{shorten_path(prefix['file'])}:{prefix['line']}" if prefix["file"] else "",
-        compile_id=compile_id.group(1) if compile_id else "",
+        joined(process, pid),
+        True,
+        f"{shorten_path(file)}:{line}" if file else "",
+        compile_id[1] if compile_id else "",
     )
 
 

@@ -1,65 +1,130 @@
 """Lines of a log -> events. One streaming pass, constant memory."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from re import Match
 from typing import BinaryIO
 
 from toto_compat.contract.events import Event
 from toto_compat.contract.torch_messages import BEGINNING, CONTINUATION, LogLine, MessageParser
 from toto_compat.logs.lines import LONGEST_JSON, place_in_prefix, process_in_prefix, read_line, without_prefix
+from toto_compat.logs.scan import Scanner, scanner
 
-# A line without any of these cannot begin an event. Plain substrings: that is what keeps up with grep.
-_TOKENS = (
-    "cudagraph",
-    "raph break",
-    "_limit",
-    "Recompiling",
+# A line without any of these cannot begin an event. Wherever a beginning is wrapped, one of its literals stays whole.
+LITERALS = (
+    "hit config.",
+    "_limit (",
+    "Recompil",
+    "ing function",
+    "Graph break",
+    "user code at",
+    "annot properly resume",
+    "from `Tensor.item",
+    "cudagr",
+    "aphs due to",
+    "partition due to",
+    "graph partitions:",
     "_maybe_guard_rel",
-    "torch.compile for",
-    "decode step for",
+    "non-relation expression",
+    "Using torch.com",
+    "pile for",
+    "ing decode",
+    "step for batch",
     "convert_frame.py:",
 )
-_BYTE_TOKENS = tuple(token.encode() for token in _TOKENS)
+BYTE_LITERALS = tuple(literal.encode() for literal in LITERALS)
+# What a line must hold to be more to an unfinished event than a line that passes; colours may cut any word.
+_MAY_GO_ON = re.compile(
+    rb"function: '|last reason:|triggered by|- |File \"|Reason: |Traceback|torch\._dynamo\.exc\.|reason="
+    rb"|To log |To diag|[VDIWEC]\d{4} \d\d:\d\d:\d\d|\\n|\"|\x1b|\r"
+)
+_BLOCK = 1 << 18  # what is scanned and then counted is still in the processor's cache
 
-_CHUNK = 1 << 17  # small, since a block in which something begins is looked at line by line
+
+@cache
+def _quickest_scanner() -> Scanner:
+    return scanner(BYTE_LITERALS)
 
 
 def parse_lines(lines: Iterable[str], source: str) -> Iterator[Event]:
     """The events in these lines, each as soon as it is complete. `source` is a file name."""
     parser = LogParser(source)
     for number, raw in enumerate(lines, start=1):
-        if parser.idle and not _may_begin(raw):
-            parser.previous = raw
-        else:
-            yield from parser.feed(raw, number)
+        yield from parser.feed(raw, number)
     yield from parser.close()
 
 
 def parse_stream(stream: BinaryIO, source: str) -> Iterator[Event]:
-    """The same for bytes, skipping a whole block of lines at a time where nothing begins: for big logs."""
-    parser = LogParser(source)
-    number = 0
-    rest = b""
-    while chunk := stream.read(_CHUNK):
-        head, newline, tail = chunk.rpartition(b"\n")
-        if not newline and len(rest) < LONGEST_JSON:
-            rest += chunk
-            continue
-        block, rest = (rest + head, tail) if newline else (rest, chunk)
-        if parser.idle and not any(token in block for token in _BYTE_TOKENS):
-            number += block.count(b"\n") + 1
-            parser.previous = block.rpartition(b"\n")[2][-LONGEST_JSON:].decode("utf-8", "replace")
-            continue
-        for raw_bytes in block.split(b"\n"):
-            number += 1
-            if parser.idle and not any(token in raw_bytes for token in _BYTE_TOKENS):
-                parser.previous_bytes = raw_bytes
-                continue
-            yield from parser.feed(raw_bytes.decode("utf-8", "replace"), number)
-    if rest and not (parser.idle and not any(token in rest for token in _BYTE_TOKENS)):
-        yield from parser.feed(rest.decode("utf-8", "replace"), number + 1)
+    """The same for bytes, many times as quick."""
+    parser = BlockParser(source)
+    yield from parser.read(stream)
     yield from parser.close()
+
+
+class BlockParser:
+    """Parses the lines around what a scan finds, and only counts the others: for big logs, and logs that grow."""
+
+    def __init__(self, source: str, scan: Scanner | None = None, block: int = _BLOCK) -> None:
+        self._lines = LogParser(source)
+        self._scan = scan or _quickest_scanner()
+        self._number = 0  # lines taken so far
+        # One buffer for all of the log: fresh memory for each block costs as much as the scan.
+        self._buffer = bytearray(LONGEST_JSON + block)
+        self._held = 0  # bytes at its beginning, of a line whose end has not come yet
+        self._block = block
+
+    def read(self, stream: BinaryIO) -> Iterator[Event]:
+        """Take all that the stream has now; the rest of an unfinished line may come with a later one."""
+        buffer, view = self._buffer, memoryview(self._buffer)
+        while got := stream.readinto(view[self._held : self._held + self._block]):  # type: ignore[attr-defined]
+            length = self._held + got
+            end = buffer.rfind(b"\n", self._held, length)
+            if end < 0:
+                self._held = length
+                if length < LONGEST_JSON:
+                    continue
+                end = length  # no log has such a line, but a parser must not hold all of what has
+            yield from self._take_lines(end)
+            self._held = max(0, length - end - 1)
+            buffer[: self._held] = buffer[end + 1 : length]
+
+    def close(self) -> Iterator[Event]:
+        """The end of the log."""
+        if self._held:
+            yield from self._take_lines(self._held)
+            self._held = 0
+        yield from self._lines.close()
+
+    def _take_lines(self, end: int) -> Iterator[Event]:
+        """Take the lines in the buffer up to `end`, where the newline of the last one stands."""
+        parser, block, number = self._lines, self._buffer, self._number
+        scan = self._scan(block, end)
+        begins = 0  # of the next line
+        while begins <= end:
+            hit = scan.next_at(begins)
+            if parser.idle:
+                line = block.rfind(b"\n", begins, hit) + 1 if hit >= 0 else end + 1
+                if line > begins:
+                    number += block.count(b"\n", begins, line - 1) + 1
+                    # An event may have been wrapped after the last of the lines that are only counted.
+                    last = max(block.rfind(b"\n", begins, line - 1) + 1, begins, line - LONGEST_JSON)
+                    parser.skip(bytes(block[last : line - 1]))
+                    begins = line
+                if hit < 0:
+                    break
+            ends = block.find(b"\n", begins, end)
+            if ends < 0:
+                ends = end
+            raw = bytes(block[begins:ends])
+            number += 1
+            if not begins <= hit < ends and parser.only_waits and not _MAY_GO_ON.search(raw):
+                yield from parser.pass_by(raw)
+            else:
+                yield from parser.feed(raw.decode("utf-8", "replace"), number)
+            begins = ends + 1
+        self._number = number
 
 
 class LogParser(MessageParser):
@@ -77,6 +142,20 @@ class LogParser(MessageParser):
         """Nothing is unfinished: a line that begins nothing can be skipped unseen."""
         return not self._open and not self._expects_rest
 
+    @property
+    def only_waits(self) -> bool:
+        """Tell whether only a line that says so itself can belong to what is unfinished."""
+        return not self._expects_rest and not any(block.awaits_reason or block.awaits_location for block in self._open)
+
+    def skip(self, raw: bytes) -> None:
+        """Note the last of the lines that were skipped."""
+        self.previous_bytes = raw
+
+    def pass_by(self, raw: bytes) -> Iterator[Event]:
+        """Take one physical line that can neither begin an event nor belong to one."""
+        self.previous_bytes = raw
+        yield from self._wait()
+
     def feed(self, raw: str, number: int) -> Iterator[Event]:
         """Take one physical line."""
         if self.previous_bytes is not None:
@@ -93,8 +172,7 @@ class LogParser(MessageParser):
         begins = BEGINNING.search(line.text)
         if begins:
             self._used = True
-            if not line.torch_prefix:
-                prefix = line.text[: begins.start()]
+            if not line.torch_prefix and (prefix := line.text[: begins.start()]):
                 line = replace(
                     line,
                     process=line.process or process_in_prefix(prefix),
@@ -113,7 +191,8 @@ class LogParser(MessageParser):
             return None
         earlier = list(read_line(self.previous, line.number))[-1]
         head = earlier.text.rstrip()
-        for glue in (" ", ""):
+        # A terminal cuts anywhere, a formatter at a space: that the words fit without one is tried first.
+        for glue in (" ", "") if head.endswith(",") else ("", " "):
             joined = f"{head}{glue}{without_prefix(line.text).lstrip()}"
             begins = BEGINNING.search(joined)
             if begins and begins.start() < len(head) < begins.end():
@@ -139,4 +218,4 @@ class LogParser(MessageParser):
 
 
 def _may_begin(text: str) -> bool:
-    return any(token in text for token in _TOKENS)
+    return any(literal in text for literal in LITERALS)
