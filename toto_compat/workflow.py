@@ -23,6 +23,7 @@ from toto_compat.matrix.selection import select_cells
 from toto_compat.report.publish import closing_lines, exit_code, publish
 from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.executors import EXECUTORS
+from toto_compat.runtimes.gpu import why_not_runnable
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.plan import plan_as_json, plan_run, plan_text
 from toto_compat.runtimes.prepare import prepare_run
@@ -36,7 +37,7 @@ def run_matrix(asked: Asked) -> ExitCode:
     if asked.run is not None:
         check_run_name(asked.run)
     with sigterm_as_interrupt():
-        selection = select_cells(asked, lambda: choose_device(asked.device))
+        selection = select_cells(asked, lambda: choose_device(asked.device), why_not_runnable)
         limits, device = selection.matrix.limits, selection.device
         runtime = open_runtime(asked.runtime, limits=limits, device=device, rebuild=asked.rebuild)
         store = CellStore(cache_folder() / "evidence")

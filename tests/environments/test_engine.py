@@ -114,10 +114,25 @@ def test_an_engine_that_only_says_where_it_looks_for_cdi_devices_is_left_to_the_
 
 @pytest.mark.parametrize("described", ["nvidia.com/gpu", "vendor.com/other"])
 def test_on_this_machine_the_descriptions_tell_whether_cdi_has_gpus(tmp_path: Path, described: str) -> None:
-    (tmp_path / "devices.yaml").write_text(f"cdiVersion: 0.5.0\nkind: {described}\n", encoding="utf-8")
+    text = f"cdiVersion: 0.5.0\nkind: {described}\ndevices: [{{name: GPU-5c}}, {{name: all}}]\n"
+    (tmp_path / "devices.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "broken.yaml").write_text("{", encoding="utf-8")
     info = {"Runtimes": {"runc": {}}, "CDISpecDirs": [str(tmp_path), str(tmp_path / "missing")]}
     client: Any = SimpleNamespace(info=lambda: info, api=SimpleNamespace(base_url="http+docker://localhost"))
     assert engine_facts(client).uses_cdi == (described == "nvidia.com/gpu")
+
+
+def test_a_gpu_has_its_uuid_as_cdi_name_unless_an_older_description_knows_only_its_index() -> None:
+    by_uuid = facts(cdi_devices=("nvidia.com/gpu=0", "nvidia.com/gpu=GPU-5c", "nvidia.com/gpu=all"))
+    assert by_uuid.cdi_name("GPU-5c", "0") == "nvidia.com/gpu=GPU-5c"
+    by_index = facts(cdi_devices=("nvidia.com/gpu=0", "nvidia.com/gpu=all"))
+    assert by_index.cdi_name("GPU-5c", "0") == "nvidia.com/gpu=0"
+    assert facts(cdi_folders=("/etc/cdi",)).cdi_name("GPU-5c", "0") == "nvidia.com/gpu=GPU-5c"
+
+
+def test_an_engine_that_may_have_found_nvidias_hook_is_left_to_the_probe() -> None:
+    check_hands_out_gpus("e", facts(runtimes=("runc",), hook=True))
+    check_hands_out_gpus("e", facts(runtimes=("runc",), local=False))
 
 
 def test_where_there_is_an_nvidia_runtime_no_cdi_name_is_used() -> None:

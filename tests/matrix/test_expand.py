@@ -9,11 +9,18 @@ from hypothesis import strategies as st
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.request import Device, Environment
-from toto_compat.errors import SelectionError
-from toto_compat.matrix.expand import default_selection, expand, gate_limits, requested_environments, select
+from toto_compat.errors import EnvironmentBuildError, SelectionError
+from toto_compat.matrix.expand import (
+    default_selection,
+    expand,
+    gate_limits,
+    in_order_of_interest,
+    requested_environments,
+    select,
+)
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import load_matrix
-from toto_compat.matrix.schema import Matrix
+from toto_compat.matrix.schema import CacheSource, Matrix
 
 MATRIX_PATH = Path(__file__).parents[2] / "matrix.yaml"
 MATRIX = load_matrix(MATRIX_PATH)
@@ -154,10 +161,46 @@ def test_without_a_gpu_the_default_is_every_cache_once_on_the_newest_cpu_environ
     ]
 
 
-def test_with_a_gpu_the_default_is_production_and_the_newest_release_in_all_modes() -> None:
+def test_with_a_gpu_the_default_is_production_and_the_newest_release_with_cuda_graphs() -> None:
     chosen = default_selection(MATRIX, Device.CUDA)
     assert requested_environments(chosen) == ["torch-2.9.0-cu128", "torch-2.15.0-cu132"]
-    assert {cell.mode for cell in chosen} == set(MATRIX.modes)
+    assert "default" not in {cell.mode for cell in chosen}
+    tried = [cell for cell in chosen if cell.cache == "fixed_size"]
+    assert tried == chosen[:4], "what may PASS is asked first"
+    assert {cell.mode for cell in tried} == {"reduce-overhead", "max-autotune"}
+
+
+def test_with_a_gpu_no_whole_model_is_autotuned_unless_it_is_named() -> None:
+    whole = [cell for cell in default_selection(MATRIX, Device.CUDA) if cell.cache != "fixed_size"]
+    assert {cell.cache for cell in whole} == {"upstream", "list_index", "compile_friendly"}
+    assert {(cell.environment, cell.mode) for cell in whole} == {("torch-2.9.0-cu128", "reduce-overhead")}
+    named = in_order_of_interest(select(CELLS, ["torch-2.9.0-cu128"]))
+    assert [cell.mode for cell in named[-4:]] == ["max-autotune"] * 4
+    assert sorted(named) == sorted(select(CELLS, ["torch-2.9.0-cu128"]))
+
+
+def test_a_cache_of_the_users_own_is_asked_first_and_once_per_environment() -> None:
+    caches = {**MATRIX.caches, "mine": CacheSource(source="mine.py:Cache", settings=("stock", "dynamic"))}
+    chosen = default_selection(MATRIX.model_copy(update={"caches": caches}), Device.CUDA)
+    mine = [cell for cell in chosen if cell.cache == "mine"]
+    assert [(cell.mode, cell.settings) for cell in mine] == [("reduce-overhead", "stock")] * 2
+    assert set(mine) < set(chosen[:6])
+
+
+def test_the_newest_release_that_the_gpu_can_run_is_taken() -> None:
+    left_out = {"torch-2.15.0-cu132": "driver 570 is too old", "torch-2.13.0-cu130": "driver 570 is too old"}
+    chosen = default_selection(MATRIX, Device.CUDA, left_out)
+    assert requested_environments(chosen) == ["torch-2.9.0-cu128", "torch-2.11.0-cu130"]
+    alone = default_selection(MATRIX, Device.CUDA, {"torch-2.9.0-cu128": "no kernels"})
+    assert requested_environments(alone) == ["torch-2.15.0-cu132"]
+    assert {cell.cache for cell in alone} == set(MATRIX.caches)
+
+
+def test_where_the_gpu_can_run_no_environment_every_reason_is_told() -> None:
+    cuda = [name for name, one in MATRIX.environments.items() if one.device is Device.CUDA]
+    with pytest.raises(EnvironmentBuildError, match="no cuda environment of the matrix runs on this machine") as caught:
+        default_selection(MATRIX, Device.CUDA, {name: f"reason {name}" for name in cuda})
+    assert all(f"{name}: reason {name}" in caught.value.message for name in cuda)
 
 
 def test_the_newest_release_is_by_version_and_the_plain_environment_before_a_variant() -> None:

@@ -131,17 +131,22 @@ def test_a_cells_variables_are_set_and_no_gpu_is_seen(inside: dict[str, object])
 
 
 def test_one_gpu_is_asked_for_by_its_id() -> None:
-    (request,) = gpu_request("1", cdi=False) or []
-    assert request["DeviceIDs"] == ["1"]
+    (request,) = gpu_request("GPU-1", "") or []
+    assert request["DeviceIDs"] == ["GPU-1"]
     assert request["Capabilities"] == [["gpu"]]
-    (by_name,) = gpu_request("1", cdi=True) or []
+    (by_name,) = gpu_request("GPU-1", "nvidia.com/gpu=1") or []
     assert (by_name["Driver"], by_name["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=1"])
 
 
 def test_a_cuda_cell_keeps_the_gpu_the_engine_gives_it(cell: Path) -> None:
-    environment = container_variables(job_of("image", cell, "", gpu="0"))
+    environment = container_variables(job_of("image", cell, "", gpu="GPU-0"))
     assert "NVIDIA_VISIBLE_DEVICES" not in environment
     assert "CUDA_VISIBLE_DEVICES" not in environment
+
+
+def test_what_a_base_image_asks_of_the_driver_is_not_inherited(cell: Path) -> None:
+    environment = container_variables(job_of("image", cell, "", gpu="GPU-0"))
+    assert (environment["NVIDIA_DISABLE_REQUIRE"], environment["NVIDIA_REQUIRE_CUDA"]) == ("true", "")
 
 
 # --- the same for the docker command ----------------------------------------------------------------------------------
@@ -200,11 +205,11 @@ def test_the_shells_command_runs_inside(image: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("cdi", "words"),
-    [(False, ["--gpus", "device=1"]), (True, ["--device", "nvidia.com/gpu=1"])],
+    [("", ["--gpus", "device=GPU-1"]), ("nvidia.com/gpu=1", ["--device", "nvidia.com/gpu=1"])],
     ids=["runtime", "CDI"],
 )
-def test_a_gpu_is_asked_for_as_the_engine_hands_it_out(tmp_path: Path, cdi: bool, words: list[str]) -> None:
+def test_a_gpu_is_asked_for_as_the_engine_hands_it_out(tmp_path: Path, cdi: str, words: list[str]) -> None:
     (tmp_path / "cell").mkdir()
-    command = docker_command(job_of("image", tmp_path / "cell", "", gpu="1", cdi=cdi), [], terminal=False)
+    command = docker_command(job_of("image", tmp_path / "cell", "", gpu="GPU-1", cdi=cdi), [], terminal=False)
     assert command[command.index(words[0]) :][:2] == words
-    assert ("--gpus" in command) is not cdi
+    assert ("--gpus" in command) is not bool(cdi)

@@ -39,7 +39,7 @@ from toto_compat.runtimes.container_end import ContainerEnd
 from toto_compat.runtimes.container_files import mounts_of
 from toto_compat.runtimes.container_options import CELL_FOLDER, ContainerJob
 from toto_compat.runtimes.docker import DockerRuntime, as_seen_inside
-from toto_compat.runtimes.machine import Gpu
+from toto_compat.runtimes.nvidia_smi import Gpu
 from toto_compat.runtimes.plan import PlannedCell, make_plan, plan_text
 from toto_compat.runtimes.probing import Answer, Probed
 from toto_compat.runtimes.references import left_references
@@ -380,7 +380,7 @@ def test_a_gpu_that_cannot_work_is_an_obstacle_and_stops_before_a_build(
     runtime = runtime_of(tmp_path, device=Device.CUDA)
     monkeypatch.setattr(docker_module, "read_lock", lambda *_: None)
     monkeypatch.setattr(docker_module, "check_hands_out_gpus", lambda *_: None)
-    monkeypatch.setattr(docker_module, "find_gpus", lambda: (Gpu("0", "Tesla V100", "581.10", "sm_70"),))
+    monkeypatch.setattr(docker_module, "find_gpus", lambda: (Gpu("0", "Tesla V100", "581.10", "sm_70", "GPU-0"),))
     assert "no kernels for Tesla V100" in runtime.obstacle("torch-2.9.0-cu128", cuda)
     with pytest.raises(EnvironmentBuildError, match="no kernels for Tesla V100"):
         runtime.prepare("torch-2.9.0-cu128", cuda, lambda _: None)

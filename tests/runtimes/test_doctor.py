@@ -1,16 +1,32 @@
 """doctor says what is here and gives the command for what is not, whatever the state of the machine."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import docker
 import pytest
 from click.testing import CliRunner
 
+from tests.runtimes.nvidia import smi
 from tests.runtimes.stub_runtime import MATRIX_TEXT
 from toto_compat.cli import cli
 from toto_compat.matrix.load import load_matrix
-from toto_compat.runtimes.doctor import Finding, State, examine_docker, examine_environments, what_it_can_run
+from toto_compat.runtimes.doctor import (
+    Finding,
+    State,
+    examine_docker,
+    examine_environments,
+    examine_gpu,
+    what_it_can_run,
+)
+
+
+@pytest.fixture(autouse=True)
+def ask_anew() -> Iterator[None]:
+    smi.forget()
+    yield
+    smi.forget()
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +93,73 @@ def test_without_a_compiler_the_summary_says_that_nothing_runs() -> None:
     compiler = Finding("C++ compiler", State.MISSING, "none", "install one")
     assert what_it_can_run([compiler]).startswith("no cell can be run")
     assert "in virtualenvs, on cpu" in what_it_can_run([Finding("C++ compiler", State.OK, "g++")])
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def of_gpus(project: Path) -> list[Finding]:
+    return list(examine_gpu(load_matrix(project / "matrix.yaml")))
+
+
+@pytest.fixture
+def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_gpu_that_can_run_an_environment_is_ok_by_its_uuid(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi.install(project / "bin", monkeypatch, smi.ONE)
+    found = of_gpus(project)
+    assert found[0].found == f"NVIDIA H100 80GB HBM3 (sm_90), driver 580.95.05, {smi.ONE[0]['uuid']}"
+    assert Finding("torch-2.9.0-cu128 on the GPU", State.OK, "driver and card can run it") in found
+    assert "can run here in virtualenvs, on cuda" in what_it_can_run(found)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_an_old_driver_is_not_ok_and_leaves_the_cpu(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = smi.gpu(driver_version="470.256.02")
+    smi.install(project / "bin", monkeypatch, [old], unknown_fields=["compute_cap"])
+    found = of_gpus(project)
+    (of_environment,) = [one for one in found if one.part == "torch-2.9.0-cu128 on the GPU"]
+    assert of_environment.state is State.OPTIONAL
+    assert "driver 470.256.02 is too old for cu128: CUDA 12 needs 525" in of_environment.found
+    assert "update the NVIDIA driver" in of_environment.fix
+    assert "no CUDA environment runs on this GPU" in what_it_can_run(found)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_busy_and_a_full_gpu_are_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = {**smi.gpu(), "memory.used": "80000"}
+    smi.install(project / "bin", monkeypatch, [full], processes=[smi.process(full, pid=7, name="train", memory=79000)])
+    found = of_gpus(project)
+    assert any("is busy: train (pid 7, 79000 MB)" in one.found and "end it first" in one.fix for one in found)
+    assert any(one.part == "GPU memory" and one.state is State.MISSING for one in found)
+    assert "needs the GPU put right first" in what_it_can_run(found)
+
+
+def test_an_nvidia_smi_that_fails_is_missing_and_not_a_machine_without_gpu(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(
+        project / "bin", monkeypatch, says="Failed to initialize NVML: Driver/library version mismatch", code=18
+    )
+    (found,) = of_gpus(project)
+    assert (found.part, found.state) == ("GPU", State.MISSING)
+    assert "restart the machine" in found.fix
+    assert "--device cpu" in what_it_can_run([found])
+
+
+def test_a_machine_without_a_gpu_says_what_one_needs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(project))
+    (found,) = of_gpus(project)
+    assert found.state is State.OPTIONAL
+    assert "no nvidia-smi" in found.found
+    assert "nvidia-driver" in found.fix
+
+
+def test_where_containers_get_no_gpu_virtualenvs_are_named() -> None:
+    ok = [Finding("Docker engine", State.OK, "version"), Finding("torch-2.9.0-cu128 on the GPU", State.OK, "can run")]
+    refused = Finding("GPU in containers", State.OPTIONAL, "no NVIDIA runtime", "install it")
+    assert "--runtime venv" in what_it_can_run([*ok, refused])
+    assert what_it_can_run([*ok, Finding("GPU in containers", State.OK, "by CDI")]).endswith("in containers, on cuda")

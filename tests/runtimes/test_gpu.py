@@ -1,31 +1,96 @@
 """A GPU or driver that an environment's wheel cannot use is an error of the environment that names its fix."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from tests.runtimes.nvidia import smi
 from toto_compat.contract.request import Device, Environment
 from toto_compat.errors import EnvironmentBuildError
-from toto_compat.runtimes.gpu import check_gpus, wheel_runs_on
-from toto_compat.runtimes.machine import Gpu
+from toto_compat.runtimes.gpu import check_gpus, gpu_notes, wheel_runs_on, why_not_runnable
+from toto_compat.runtimes.gpu_refusals import advice_on_refusal
+from toto_compat.runtimes.nvidia_smi import Gpu, find_gpus
 
 CUDA = Environment(torch="2.9.0", build="cu128", gpu_architectures=("sm_80", "sm_86", "sm_90", "sm_120"))
 CUDA_13 = Environment(torch="2.13.0", build="cu130", gpu_architectures=("sm_75", "sm_120"))
 
 
+@pytest.fixture(autouse=True)
+def ask_anew() -> Iterator[None]:
+    yield
+    smi.forget()
+
+
 def test_a_driver_too_old_names_the_one_needed() -> None:
-    old = Gpu("0", "NVIDIA GeForce RTX 5090", "570.86.16", "sm_120")
+    old = Gpu("0", "NVIDIA GeForce RTX 5090", "570.86.16", "sm_120", "GPU-0")
     with pytest.raises(EnvironmentBuildError, match=r"driver 570\.86\.16 is too old for cu130: CUDA 13 needs 580"):
         check_gpus("torch-2.13.0-cu130", CUDA_13, Device.CUDA, [old])
 
 
 def test_the_same_driver_is_new_enough_for_cuda_12() -> None:
-    check_gpus("e", CUDA, Device.CUDA, [Gpu("0", "NVIDIA GeForce RTX 5090", "570.86.16", "sm_120")])
+    check_gpus("e", CUDA, Device.CUDA, [Gpu("0", "NVIDIA GeForce RTX 5090", "570.86.16", "sm_120", "GPU-0")])
 
 
 def test_a_gpu_the_wheel_has_no_kernels_for_is_an_environment_error() -> None:
-    volta = Gpu("0", "Tesla V100", "581.10", "sm_70")
+    volta = Gpu("0", "Tesla V100", "581.10", "sm_70", "GPU-0")
     with pytest.raises(EnvironmentBuildError, match="no kernels for Tesla V100") as caught:
         check_gpus("torch-2.13.0-cu130", CUDA_13, Device.CUDA, [volta])
     assert "says nothing about any cache" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("architecture", "advice"), [("sm_130", "too new, take a later"), ("sm_61", "too old, take an earlier")]
+)
+def test_a_card_too_new_or_too_old_is_told_which_way_to_go(architecture: str, advice: str) -> None:
+    card = Gpu("0", "a card", "600.10", architecture, "GPU-0")
+    with pytest.raises(EnvironmentBuildError, match=rf"no kernels for a card \({architecture}\)") as caught:
+        check_gpus("e", CUDA, Device.CUDA, [card])
+    assert advice in caught.value.hint
+
+
+def test_a_full_card_names_who_fills_it_and_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = {**smi.gpu(), "memory.used": "80000"}
+    smi.install(tmp_path, monkeypatch, [full], processes=[smi.process(full, pid=77, name="vllm", memory=79900)])
+    with pytest.raises(
+        EnvironmentBuildError, match=r"1559 of 81559 MB free .* used by vllm \(pid 77, 79900 MB\)"
+    ) as caught:
+        check_gpus("e", CUDA, Device.CUDA, find_gpus())
+    assert "CUDA_VISIBLE_DEVICES" in caught.value.hint
+
+
+def test_a_busy_card_and_one_of_another_kind_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    display, card = smi.TWO_GENERATIONS
+    smi.install(tmp_path, monkeypatch, smi.TWO_GENERATIONS, processes=[smi.process(card, pid=5, name="train.py")])
+    left_out, busy = gpu_notes()
+    assert "Quadro K620" in left_out
+    assert f"CUDA_VISIBLE_DEVICES={display['uuid']}" in left_out
+    assert "train.py (pid 5, 0 MB); timings beside it are INCONCLUSIVE" in busy
+
+
+def test_an_old_display_card_vetoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi.install(tmp_path, monkeypatch, smi.TWO_GENERATIONS)
+    check_gpus("e", CUDA, Device.CUDA, find_gpus())
+    assert why_not_runnable("e", CUDA) == ""
+    smi.install(tmp_path, monkeypatch, [smi.DISPLAY])
+    assert why_not_runnable("e", CUDA).startswith("the wheel has no kernels for Quadro K620")
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ('could not select device driver "" with capabilities: [[gpu]]', "restart the engine"),
+        ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.2, please update", "base_image"),
+        ("nvidia-container-cli: device error: GPU-5c: unknown device", "nvidia-smi -L"),
+        ("nvidia-container-cli: initialization error: nvml error: driver not loaded", "is not loaded"),
+        ("nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1: cannot", "install it"),
+        ("CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0", "nvidia-ctk cdi generate"),
+    ],
+)
+def test_a_refusal_is_told_with_what_to_do(said: str, advice: str) -> None:
+    assert advice in advice_on_refusal(said)
+    assert "--runtime venv" in advice_on_refusal(said)
+    assert advice_on_refusal("the engine has no memory left") == ""
 
 
 def test_a_gpu_asked_for_and_none_there() -> None:

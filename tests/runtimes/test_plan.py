@@ -10,12 +10,17 @@ import pytest
 
 from tests.runtimes.stub_runtime import MATRIX_TEXT, StubRuntime
 from tests.verdict.sample_cells import cell_request, good_evidence, provenance
-from toto_compat.contract.request import CellRequest, Device, Environment
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.request import CellRequest, Device, Environment, Limits
+from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.store import CellStore, StoredCell
 from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.load import load_matrix
+from toto_compat.matrix.request import matrix_request
 from toto_compat.matrix.selection import Selection, select_cells
 from toto_compat.runtimes import plan as module
-from toto_compat.runtimes.machine import Gpu
+from toto_compat.runtimes.gpu import check_can_run
+from toto_compat.runtimes.nvidia_smi import Gpu
 from toto_compat.runtimes.plan import (
     Plan,
     PlannedCell,
@@ -27,7 +32,10 @@ from toto_compat.runtimes.plan import (
     plan_run,
     plan_text,
 )
+from toto_compat.runtimes.source import CellSource
+from toto_compat.runtimes.venv import VenvRuntime
 
+ROOT = Path(__file__).parents[2]
 CPU, OLDER, CUDA = "torch-2.13.0-cpu", "torch-2.12.0-cpu", "torch-2.9.0-cu128"
 
 
@@ -37,6 +45,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "machine_identity", lambda device: f"this machine, {device}")
     monkeypatch.setattr(module, "find_gpus", tuple)
+    monkeypatch.setattr(module, "gpu_notes", lambda: iter(()))
     monkeypatch.setattr(module, "core_count", lambda: 8)
 
 
@@ -137,6 +146,7 @@ def test_a_fresh_run_leaves_the_store_aside_and_still_knows_the_keys(store: Cell
         (Device.CPU, 8, 3, None, 2),
         (Device.CUDA, 1, 3, None, 3),
         (Device.CUDA, 8, 3, 1, 1),
+        (Device.CUDA, 8, 1, 4, 1),
     ],
 )
 def test_cells_share_the_machine_two_at_a_time_or_one_per_gpu_unless_told(
@@ -151,9 +161,61 @@ def test_cells_share_the_machine_two_at_a_time_or_one_per_gpu_unless_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "core_count", lambda: cores)
-    monkeypatch.setattr(module, "find_gpus", lambda: (Gpu("0", "RTX 5090", "580.65", "sm_120"),) * gpus)
+    monkeypatch.setattr(module, "find_gpus", lambda: (Gpu("0", "RTX 5090", "580.65", "sm_120", "GPU-0"),) * gpus)
     selection = selection_of(tmp_path, CUDA, device=device)
     assert plan_run(selection, StubRuntime(), store, Asked(jobs=asked)).jobs == jobs
+
+
+def test_two_cells_never_share_a_gpu_and_the_plan_says_so(
+    tmp_path: Path, store: CellStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_gpus", lambda: (Gpu("0", "RTX 5090", "580.65", "sm_120", "GPU-0"),))
+    monkeypatch.setattr(module, "gpu_notes", lambda: iter(["GPU 1 is left out"]))
+    plan = plan_run(selection_of(tmp_path, CUDA, device=Device.CUDA), StubRuntime(), store, Asked(jobs=3))
+    assert "  GPU 1 is left out\n  --jobs 3: one cell at a time on each of 1" in plan_text(plan)
+    assert plan_as_json(plan)["notes"] == plan.notes
+
+
+def test_the_default_plan_leaves_out_what_the_driver_cannot_run_and_says_why(store: CellStore) -> None:
+    asked = Asked(matrix_file=ROOT / "matrix.yaml")
+    card = Gpu("0", "RTX 5090", "570.86.16", "sm_120", "GPU-0")
+
+    def why_not(name: str, environment: Environment) -> str:
+        try:
+            check_can_run(name, environment, [card])
+        except EnvironmentBuildError as error:
+            return error.message
+        return ""
+
+    selection = select_cells(asked, lambda: Device.CUDA, why_not)
+    assert {cell.environment for cell in selection.cells} == {CUDA}
+    text = plan_text(plan_run(selection, StubRuntime(), store, asked))
+    assert "torch-2.15.0-cu132 is not in the default plan" in text
+    assert "driver 570.86.16 is too old for cu132: CUDA 13 needs 580" in text
+
+
+def test_the_default_plan_answers_within_45_minutes_on_one_gpu_environments_built(
+    store: CellStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_gpus", lambda: (Gpu("0", "H100", "580.95", "sm_90", "GPU-0"),))
+    asked = Asked(matrix_file=ROOT / "matrix.yaml")
+    selection = select_cells(asked, lambda: Device.CUDA)
+    plan = plan_run(selection, VenvRuntime(CellSource(), limits=Limits(), device=Device.CUDA), store, asked)
+    assert {cell.request.cell.cache for cell in plan.cells} == set(selection.matrix.caches)
+    assert plan.seconds <= 45 * 60
+
+
+def test_autotuning_on_a_gpu_gets_the_time_it_takes(tmp_path: Path) -> None:
+    matrix = load_matrix(ROOT / "matrix.yaml")
+
+    def minutes(cache: str, mode: str, device: Device) -> float:
+        cell = CellName.of(CUDA, cache, mode, "stock")
+        return matrix_request(matrix, tmp_path / "matrix.yaml", cell, "quick", device).profile.timeout_minutes
+
+    assert minutes("fixed_size", "max-autotune", Device.CPU) == 30
+    assert minutes("fixed_size", "reduce-overhead", Device.CUDA) == 30
+    assert minutes("fixed_size", "max-autotune", Device.CUDA) == 60
+    assert minutes("upstream", "max-autotune", Device.CUDA) == 120
 
 
 def test_the_cells_of_a_selection_are_planned_in_its_order_under_the_profile_asked_for(

@@ -20,7 +20,7 @@ from toto_compat.evidence.references import KnownReferences, ReferenceStore
 from toto_compat.runtimes import references
 from toto_compat.runtimes.cell_process import INSIDE
 from toto_compat.runtimes.local import ReadyCell, run_cells
-from toto_compat.runtimes.machine import Gpu
+from toto_compat.runtimes.nvidia_smi import Gpu
 from toto_compat.runtimes.progress import PlainProgress
 from toto_compat.runtimes.references import SharedReferences, left_references
 
@@ -106,10 +106,10 @@ def test_gpus_of_another_kind_have_references_of_their_own(
     shared: SharedReferences, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = {"0": "A100", "1": "A100", "2": "H100"}
-    gpus = tuple(Gpu(index, name, "580", "sm_80") for index, name in kinds.items())
+    gpus = tuple(Gpu(index, name, "580", "sm_80", f"GPU-{index}") for index, name in kinds.items())
     monkeypatch.setattr(references, "find_gpus", lambda: gpus)
     compute = Computing()
-    keys = [shared.of(cell_request(), "lock", compute, lambda _: None, gpu=index) for index in kinds]
+    keys = [shared.of(cell_request(), "lock", compute, lambda _: None, gpu=f"GPU-{index}") for index in kinds]
     assert compute.asked == 2
     assert keys[0] == keys[1] != keys[2]
 

@@ -15,7 +15,7 @@ from toto_compat.environments.virtualenv import Virtualenv
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.matrix.request import cell_variables
 from toto_compat.runtimes import venv
-from toto_compat.runtimes.machine import Gpu
+from toto_compat.runtimes.nvidia_smi import Gpu
 from toto_compat.runtimes.seam import PreparedEnvironment
 from toto_compat.runtimes.source import CellSource
 from toto_compat.runtimes.venv import VenvRuntime
@@ -23,8 +23,8 @@ from toto_compat.runtimes.venv import VenvRuntime
 NAME = "torch-2.13.0-cu130"
 CUDA = Environment(torch="2.13.0", build="cu130", gpu_architectures=("sm_75", "sm_120"))
 CPU = Environment(torch="2.13.0", build="cpu")
-V100 = Gpu("0", "Tesla V100", "581.10", "sm_70")
-OLD_DRIVER = Gpu("0", "NVIDIA GeForce RTX 5090", "570.86.16", "sm_120")
+V100 = Gpu("0", "Tesla V100", "581.10", "sm_70", "GPU-0")
+OLD_DRIVER = Gpu("0", "NVIDIA GeForce RTX 5090", "570.86.16", "sm_120", "GPU-0")
 
 
 @pytest.fixture(autouse=True)
@@ -174,10 +174,11 @@ def test_a_users_cache_is_run_from_a_copy_with_what_it_imports(tmp_path: Path, c
     assert {path.name for path in file.parent.iterdir()} == {"mine.py", "tricks.py"}
 
 
-@pytest.mark.parametrize(("gpu", "seen"), [("1", "1"), (None, "0,2")])
-def test_on_a_gpu_what_finds_cuda_is_passed_on(
+@pytest.mark.parametrize(("gpu", "seen"), [("GPU-1", "GPU-1"), (None, "GPU-2")])
+def test_on_a_gpu_what_finds_cuda_is_passed_on_and_one_gpu_is_seen_by_its_uuid(
     gpu: str | None, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(venv, "first_gpu", lambda: "GPU-2")
     for name, value in {"CUDA_VISIBLE_DEVICES": "0,2", "CUDA_HOME": "/usr/local/cuda", "LD_PRELOAD_X": "x"}.items():
         monkeypatch.setenv(name, value)
     prepared = PreparedEnvironment(NAME, CUDA, "venv", "/venv/bin/python", "lock")

@@ -14,6 +14,7 @@ from typing import Any
 import docker
 import docker.errors
 import requests
+import yaml
 from docker.context import ContextAPI
 from docker.models.images import Image
 from docker.tls import TLSConfig
@@ -21,7 +22,13 @@ from docker.tls import TLSConfig
 from toto_compat.errors import EngineError, EnvironmentBuildError
 
 LABEL = "toto-compat"  # on every container, volume and image that is made; its value says what the thing is
+NVIDIA_HOOK = "nvidia-container-runtime-hook"
 NO_ENGINE_NEEDED = "`nox -s matrix -- --runtime venv` needs none"
+GET_TOOLKIT = (
+    "install nvidia-container-toolkit (NVIDIA's package repository), `nvidia-ctk runtime configure --runtime=docker`,"
+    " restart the engine"
+)
+WITHOUT_IT = "`nox -s matrix -- --runtime venv` uses the GPU without it"
 START_HINT = f"`docker/engine.sh start` installs and starts one on Debian; {NO_ENGINE_NEEDED}"
 
 _REQUEST_SECONDS = 120
@@ -198,6 +205,8 @@ class EngineFacts:
     free_bytes: int | None  # None: not on this machine
     identity: str = ""
     cdi_folders: tuple[str, ...] = ()  # where it looks for devices; of this machine's only those with GPUs in them
+    local: bool = True  # on this machine
+    hook: bool = False  # NVIDIA's hook is installed on this machine: an engine started since then hands out GPUs
 
     @property
     def uses_cdi(self) -> bool:
@@ -207,12 +216,22 @@ class EngineFacts:
         """
         return "nvidia" not in self.runtimes and bool(self.cdi_devices or self.cdi_folders)
 
+    def cdi_name(self, *names: str) -> str:
+        """Return a GPU's whole CDI name by the first of its names that a description has; older ones have no UUIDs."""
+        known = (name for name in names if f"nvidia.com/gpu={name}" in self.cdi_devices)
+        return f"nvidia.com/gpu={next(known, names[0])}"
+
 
 def engine_facts(client: docker.DockerClient) -> EngineFacts:
     info: Mapping[str, Any] = client.info()
     root = str(info.get("DockerRootDir") or "")
     free = shutil.disk_usage(root).free if root and is_local(client) and Path(root).is_dir() else None
     devices = [str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or []]
+    folders = [str(folder) for folder in info.get("CDISpecDirs") or ()]
+    if is_local(client):
+        described = {folder: _described_gpus(Path(folder)) for folder in folders}
+        folders = [folder for folder in folders if described[folder]]
+        devices += [device for folder in folders for device in described[folder] if device not in devices]
     return EngineFacts(
         version=str(info.get("ServerVersion") or ""),
         cpus=int(info.get("NCPU") or 1),
@@ -221,28 +240,39 @@ def engine_facts(client: docker.DockerClient) -> EngineFacts:
         root_folder=root,
         free_bytes=free,
         identity=str(info.get("ID") or ""),
-        cdi_folders=tuple(
-            folder for folder in info.get("CDISpecDirs") or () if not is_local(client) or _describes_gpus(Path(folder))
-        ),
+        cdi_folders=tuple(folders),
+        local=is_local(client),
+        hook=is_local(client) and shutil.which(NVIDIA_HOOK) is not None,
     )
 
 
-def _describes_gpus(folder: Path) -> bool:
-    """Tell if a folder of CDI descriptions, which every recent engine names, has any of NVIDIA's GPUs in it."""
+def _described_gpus(folder: Path) -> list[str]:
+    """List NVIDIA's GPUs in a folder of CDI descriptions, by their whole names: nvidia.com/gpu=GPU-5c89852c-..."""
+    found: list[str] = []
     try:
-        descriptions = [path for path in folder.iterdir() if path.suffix in (".yaml", ".json")]
-        return any("nvidia.com/gpu" in path.read_text(encoding="utf-8", errors="replace") for path in descriptions)
+        files = [path for path in folder.iterdir() if path.suffix in (".yaml", ".json")]
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
     except OSError:
-        return False
+        return []
+    for text in texts:
+        try:
+            description = yaml.safe_load(text)  # JSON is YAML
+        except yaml.YAMLError:
+            continue
+        if isinstance(description, dict) and description.get("kind") == "nvidia.com/gpu":
+            devices = description.get("devices") or ()
+            found += [f"nvidia.com/gpu={one['name']}" for one in devices if isinstance(one, dict) and "name" in one]
+    return found
 
 
 def check_hands_out_gpus(name: str, facts: EngineFacts) -> None:
-    """Refuse an engine whose containers get no GPU."""
-    if "nvidia" not in facts.runtimes and not facts.uses_cdi:
+    """Refuse an engine whose containers get no GPU, as far as that shows: one on another machine is left to the probe.
+
+    An engine that found NVIDIA's hook on its PATH when it started says so nowhere, and hands out GPUs all the same.
+    """
+    if "nvidia" not in facts.runtimes and not facts.uses_cdi and facts.local and not facts.hook:
         raise EnvironmentBuildError(
-            f"{name}: the engine has no NVIDIA runtime, so containers get no GPU",
-            hint="install nvidia-container-toolkit, `nvidia-ctk runtime configure --runtime=docker`, restart it;"
-            " or run with --device cpu",
+            f"{name}: the engine has no NVIDIA runtime, so containers get no GPU", hint=f"{GET_TOOLKIT}; {WITHOUT_IT}"
         )
 
 

@@ -1,15 +1,16 @@
 """Environments x caches x modes x settings -> the names of cells, and the selectors that pick among them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from packaging.version import Version
 
+from toto_compat.contract.caches import CACHES
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
-from toto_compat.errors import SelectionError
+from toto_compat.errors import EnvironmentBuildError, SelectionError
 from toto_compat.matrix.document import nearest_name
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.schema import Matrix, Profile
@@ -47,20 +48,41 @@ def select(cells: Sequence[CellName], selectors: Iterable[str]) -> list[CellName
     return kept
 
 
-def default_selection(matrix: Matrix, device: Device) -> list[CellName]:
-    """Return what is run when nothing is asked for.
+def default_selection(matrix: Matrix, device: Device, left_out: Mapping[str, str] | None = None) -> list[CellName]:
+    """Return what is run when nothing is asked for: with the first settings of each cache, less than an hour.
 
-    On a CPU the newest CPU environment in one mode, the modes differ only in CUDA graphs and autotuning, and with the
-    first settings of each cache: a coffee break, not an afternoon.
-    With a GPU production's own environment and the newest CUDA release, in all modes.
+    On a CPU the newest CPU environment in one mode: the modes differ only in CUDA graphs and autotuning.
+    With a GPU production's own environment and the newest release that the GPU can run, that is none of `left_out` (by
+    name, with the reason). Caches with a step of their own are tried there in every mode that uses CUDA graphs; those
+    in toto-ts's whole model, whose autotuning takes hours, in one mode and on production's environment alone.
     """
-    newest = _newest_environment(matrix, device)
+    first = {name: cache.settings[0] for name, cache in matrix.caches.items()}
+    cells = [cell for cell in expand(matrix) if cell.settings == first[cell.cache]]
+    newest = _newest_environment(matrix, device, left_out or {})
     if device is Device.CPU:
         mode = "default" if "default" in matrix.modes else matrix.modes[0]
-        first = {name: cache.settings[0] for name, cache in matrix.caches.items()}
-        on_newest = [cell for cell in expand(matrix) if cell.environment == newest and cell.mode == mode]
-        return [cell for cell in on_newest if cell.settings == first[cell.cache]]
-    return [cell for cell in expand(matrix) if cell.environment in (newest, matrix.production)]
+        return [cell for cell in cells if cell.environment == newest and cell.mode == mode]
+    production = matrix.production if matrix.production not in (None, *(left_out or ())) else newest
+    graph_modes = [mode for mode in matrix.modes if mode != "default"] or matrix.modes
+    quicker = "reduce-overhead" if "reduce-overhead" in matrix.modes else matrix.modes[0]
+
+    def is_wanted(cell: CellName) -> bool:
+        if is_whole_model(cell):
+            return cell.environment == production and cell.mode == quicker
+        modes = graph_modes if cell.cache in CACHES else [quicker]  # a user's own may be a whole model
+        return cell.environment in (production, newest) and cell.mode in modes
+
+    return in_order_of_interest(cell for cell in cells if is_wanted(cell))
+
+
+def in_order_of_interest(cells: Iterable[CellName]) -> list[CellName]:
+    """Put caches that may PASS first, and what autotunes a whole model last: an answer should not wait for those."""
+    return sorted(cells, key=lambda cell: is_whole_model(cell) * (1 + (cell.mode == "max-autotune")))
+
+
+def is_whole_model(cell: CellName) -> bool:
+    """Tell if a cell compiles toto-ts's whole model, of a cache that comes with the package."""
+    return cell.cache in CACHES and CACHES[cell.cache].kind == "whole_model"
 
 
 def requested_environments(cells: Iterable[CellName]) -> list[str]:
@@ -92,15 +114,22 @@ def _matches(selector: str, cell: CellName) -> bool:
     return fnmatchcase(cell, selector)
 
 
-def _newest_environment(matrix: Matrix, device: Device) -> str:
+def _newest_environment(matrix: Matrix, device: Device, left_out: Mapping[str, str]) -> str:
     names = [name for name, environment in matrix.environments.items() if environment.device is device]
     if not names:
         raise SelectionError(
             f"the matrix has no {device} environment to take by default",
             hint=f"name what to run, or add one: {', '.join(matrix.environments)} are there",
         )
+    if all(name in left_out for name in names):
+        raise EnvironmentBuildError(
+            f"no {device} environment of the matrix runs on this machine:\n    "
+            + "\n    ".join(f"{name}: {left_out[name]}" for name in names),
+            hint="update the driver, or add an environment for this GPU to matrix.yaml; or run with --device cpu",
+        )
+    runnable = [name for name in names if name not in left_out]
     # Of two environments with the same release the one with the shorter name is the plain one.
-    return max(names, key=lambda name: (Version(matrix.environments[name].torch), -len(name)))
+    return max(runnable, key=lambda name: (Version(matrix.environments[name].torch), -len(name)))
 
 
 def _no_match(selector: str, cells: Sequence[CellName]) -> SelectionError:

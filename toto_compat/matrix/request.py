@@ -14,7 +14,7 @@ from toto_compat.contract.request import (
     Workload,
 )
 from toto_compat.matrix.demands import demands_of
-from toto_compat.matrix.expand import gate_limits, named_profile
+from toto_compat.matrix.expand import gate_limits, is_whole_model, named_profile
 from toto_compat.matrix.schema import Matrix
 from toto_compat.matrix.user_cache import BUILTIN, split_source
 
@@ -38,7 +38,7 @@ def matrix_request(
         cell,
         settings=matrix.settings[cell.settings],
         profile_name=profile_name,
-        profile=profile.of_cell,
+        profile=with_time_to_autotune(profile.of_cell, cell, device),
         workload_name=profile.workload,
         workload=matrix.workloads[profile.workload],
         workload_folder=matrix_path.resolve().parent,
@@ -47,6 +47,14 @@ def matrix_request(
         quiet_lock=quiet_lock,
         demands=demands_of(gate_limits(matrix, profile_name), device=device, mode=cell.mode),
     )
+
+
+def with_time_to_autotune(profile: CellProfile, cell: CellName, device: Device) -> CellProfile:
+    """Give a cell that autotunes on a GPU twice the time, one with the 70 graphs of a whole model four times."""
+    if device is Device.CPU or cell.mode != "max-autotune":
+        return profile
+    factor = 4 if is_whole_model(cell) else 2
+    return profile.model_copy(update={"timeout_minutes": factor * profile.timeout_minutes})
 
 
 def cell_request(

@@ -1,15 +1,15 @@
 """What of the matrix is to be run, and where."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.csv_file import read_csv
-from toto_compat.contract.request import CsvSeries, Device, Workload
+from toto_compat.contract.request import CsvSeries, Device, Environment, Workload
 from toto_compat.errors import SelectionError
 from toto_compat.matrix.asked import Asked
-from toto_compat.matrix.expand import default_selection, expand, named_profile, select
+from toto_compat.matrix.expand import default_selection, expand, in_order_of_interest, named_profile, select
 from toto_compat.matrix.load import find_matrix_file, load_matrix
 from toto_compat.matrix.schema import Matrix
 
@@ -24,22 +24,37 @@ class Selection:
     required: tuple[CellName, ...]
     device: Device
     workload: Workload
+    left_out: Mapping[str, str] = field(default_factory=dict)  # environments that no selector named, and why not
 
 
-def select_cells(asked: Asked, choose_device: Callable[[], Device]) -> Selection:
+WhyNotRunnable = Callable[[str, Environment], str]  # name and environment in, '' if this machine's GPU can run it
+
+
+def select_cells(
+    asked: Asked, choose_device: Callable[[], Device], why_not_runnable: WhyNotRunnable = lambda *_: ""
+) -> Selection:
     """Read the matrix and pick its cells; a mistake in the file, a selector or the user's series is told here.
 
-    The machine is asked for its device once the file is known to be right.
+    The machine is asked for its device once the file is known to be right, and what its GPU can run where nothing is
+    selected.
     """
     matrix_path = find_matrix_file(asked.matrix_file)
     matrix = load_matrix(matrix_path)
     profile = named_profile(matrix, asked.profile)
     device = choose_device()
-    cells = select(expand(matrix), asked.selectors) if asked.selectors else default_selection(matrix, device)
+    left_out: dict[str, str] = {}
+    if asked.selectors:
+        cells = select(expand(matrix), asked.selectors)
+        cells = in_order_of_interest(cells) if device is Device.CUDA else cells
+    else:
+        if device is Device.CUDA:
+            cuda = {name: one for name, one in matrix.environments.items() if one.device is device}
+            left_out = {name: why for name, one in cuda.items() if (why := why_not_runnable(name, one))}
+        cells = default_selection(matrix, device, left_out)
     required = _select_required(cells, matrix, asked.require) if asked.require else []
     workload = matrix.workloads[profile.workload]
     check_series(workload, matrix_path.resolve().parent)
-    return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workload)
+    return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workload, left_out)
 
 
 def _select_required(cells: Sequence[CellName], matrix: Matrix, selectors: Sequence[str]) -> Sequence[CellName]:

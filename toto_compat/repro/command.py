@@ -35,7 +35,7 @@ from toto_compat.repro.incident import (
 )
 from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.local import ReadyCell, run_cells
-from toto_compat.runtimes.machine import find_gpus
+from toto_compat.runtimes.nvidia_smi import find_gpus
 from toto_compat.runtimes.open import RuntimeName, open_runtime
 from toto_compat.runtimes.progress import progress_for, say
 
@@ -184,7 +184,7 @@ def reproduce(incident: Incident, request: CellRequest, runtime_name: RuntimeNam
             [ReadyCell(request, prepared)],
             runtime,
             jobs=1,
-            gpus=[gpu.index for gpu in find_gpus()] if request.device is Device.CUDA else [],
+            gpus=[gpu.uuid for gpu in find_gpus()] if request.device is Device.CUDA else [],
             scratch=cache_folder() / "s",
             keep_log=keep_log,
             progress=progress,

@@ -63,8 +63,8 @@ class ContainerJob:
     variables: Mapping[str, str] = field(default_factory=dict)  # of a cell; those that name a place are added
     limits: Limits = field(default_factory=Limits)
     cpuset: str = ""
-    gpu: str | None = None  # a device id; None: no GPU in the container
-    cdi: bool = False  # the engine hands out GPUs by CDI name
+    gpu: str | None = None  # its UUID; None: no GPU in the container
+    cdi: str = ""  # its whole CDI name, on an engine that hands out GPUs by it
     labels: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 3600.0
     copy: bool = False  # the engine does not see this machine's files: they are copied in and out
@@ -106,7 +106,7 @@ def container_options(job: ContainerJob, mounts: Sequence[Mount]) -> dict[str, A
         "shm_size": int(parse_bytes(limits.shm)),
         "init": True,
         "mounts": list(mounts),
-        "device_requests": gpu_request(job.gpu, cdi=job.cdi),
+        "device_requests": gpu_request(job.gpu, job.cdi),
         "ulimits": [docker.types.Ulimit(name="core", soft=0, hard=0)],
     }
 
@@ -122,15 +122,18 @@ def container_variables(job: ContainerJob) -> dict[str, str]:
     if job.gpu is None:
         # where nvidia is the engine's default runtime a container gets every GPU unless it says otherwise
         places["NVIDIA_VISIBLE_DEVICES"] = "void"
+    else:
+        # a base image may ask for the driver of its own CUDA; the wheel brings another one
+        places |= {"NVIDIA_DISABLE_REQUIRE": "true", "NVIDIA_REQUIRE_CUDA": ""}
     return {**job.variables, **places}
 
 
-def gpu_request(gpu: str | None, *, cdi: bool) -> list[DeviceRequest] | None:
-    """Ask for one GPU by its id, so that cells spread over the GPUs of the host."""
+def gpu_request(gpu: str | None, cdi: str) -> list[DeviceRequest] | None:
+    """Ask for one GPU by its UUID, so that cells spread over the GPUs of the host."""
     if gpu is None:
         return None
     if cdi:
-        return [DeviceRequest(driver="cdi", device_ids=[f"nvidia.com/gpu={gpu}"])]
+        return [DeviceRequest(driver="cdi", device_ids=[cdi])]
     return [DeviceRequest(device_ids=[gpu], capabilities=[["gpu"]])]
 
 
@@ -151,7 +154,7 @@ def docker_command(job: ContainerJob, mounts: Sequence[Mount], *, terminal: bool
     command += [word for name, value in options["labels"].items() for word in ("--label", f"{name}={value}")]
     command += [word for name, value in options["environment"].items() for word in ("--env", f"{name}={value}")]
     if job.gpu is not None:
-        command += ["--device", f"nvidia.com/gpu={job.gpu}"] if job.cdi else ["--gpus", f"device={job.gpu}"]
+        command += ["--device", job.cdi] if job.cdi else ["--gpus", f"device={job.gpu}"]
     for mount in mounts:
         read_only = ",readonly" if mount.get("ReadOnly") else ""
         command += ["--mount", f"type=bind,source={mount['Source']},target={mount['Target']}{read_only}"]

@@ -23,6 +23,7 @@ from toto_compat.runtimes.cell_process import LAST_LINES, LONGEST_LINE, ProcessE
 from toto_compat.runtimes.container_end import ContainerEnd
 from toto_compat.runtimes.container_files import copy_out, prepared_files
 from toto_compat.runtimes.container_options import PYTHON, SUPERVISOR, ContainerJob, container_options
+from toto_compat.runtimes.gpu_refusals import advice_on_refusal
 from toto_compat.runtimes.seam import OnLine
 
 _UNLIMITED = 2**62  # the supervisor's own memory limit: in a container the kernel's limit decides
@@ -177,8 +178,8 @@ def blame_refusal(error: docker.errors.APIError, job: ContainerJob) -> Environme
     """Say why the engine, which answers, refuses a container, and which option to relax. The next may be accepted."""
     text = str(error.explanation or error)
     hint = "`toto-compat doctor` shows what the engine can do"
-    if "could not select device driver" in text or "nvidia" in text.lower() or "CDI" in text:
-        hint = "the engine cannot hand out GPUs: install nvidia-container-toolkit, or run with --device cpu"
+    if job.gpu is not None and (advice := advice_on_refusal(text)):
+        hint = advice
     elif "cpus" in text.lower() or "cpuset" in text.lower():
         hint = f"the engine has fewer than {job.limits.cpus} processors: lower limits.cpus in matrix.yaml"
     elif "memory" in text.lower():
@@ -187,7 +188,9 @@ def blame_refusal(error: docker.errors.APIError, job: ContainerJob) -> Environme
         hint = "the engine cannot limit processes: its kernel lacks the pids control group"
     elif "bind source path does not exist" in text:
         hint = "the engine does not see this machine's files: set TOTO_COMPAT_DOCKER_FILES=copy"
-    return EnvironmentBuildError(f"the engine refuses a container of {job.image}: {text.strip()[:300]}", hint=hint)
+    # runc wraps what NVIDIA's hook said in several layers, the reason comes last
+    told = text.strip() if len(text) < 400 else f"{text[:120]} ... {text.strip()[-260:]}"
+    return EnvironmentBuildError(f"the engine refuses a container of {job.image}: {told}", hint=hint)
 
 
 def _copy_lines(container: Container, log: Path, last: deque[str], on_line: OnLine) -> None:

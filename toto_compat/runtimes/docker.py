@@ -5,7 +5,7 @@ import secrets
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import docker
 
@@ -55,7 +55,7 @@ from toto_compat.runtimes.containers import Containers
 from toto_compat.runtimes.cpu_shares import CpuShares
 from toto_compat.runtimes.gpu import check_gpus, first_gpu
 from toto_compat.runtimes.inputs import with_inputs
-from toto_compat.runtimes.machine import find_gpus
+from toto_compat.runtimes.nvidia_smi import find_gpus
 from toto_compat.runtimes.probing import (
     PROBE_SECONDS,
     Probed,
@@ -74,6 +74,13 @@ _PROBE_INSIDE = f"{INPUT_FOLDER}/probe/probe.py"
 _HOW_FILES_GET_IN = "TOTO_COMPAT_DOCKER_FILES"
 # A CPU image of 1.7 GB took 280 s with its wheels on two busy cores; a CUDA image is several times its size.
 _BUILD_SECONDS = {Device.CPU: 240.0, Device.CUDA: 900.0}
+
+
+class _HandedOut(TypedDict):
+    """Names a container's GPU, in a ContainerJob's own words."""
+
+    gpu: str | None
+    cdi: str
 
 
 class DockerRuntime:
@@ -159,6 +166,14 @@ class DockerRuntime:
                 self._probed[prepared.lock] = probed
         return prepared
 
+    def _gpu(self, device: Device, uuid: str | None = None) -> _HandedOut:
+        """Say which GPU a container gets, and its name where the engine goes by CDI."""
+        if device is not Device.CUDA:
+            return {"gpu": None, "cdi": ""}
+        uuid = uuid or first_gpu()
+        index = next((gpu.index for gpu in find_gpus() if gpu.uuid == uuid), uuid)
+        return {"gpu": uuid, "cdi": self._facts.cdi_name(uuid, index) if self._facts.uses_cdi else ""}
+
     def _tidy_once(self) -> None:
         """Remove what killed runs left on the engine."""
         with self._guard:
@@ -194,8 +209,7 @@ class DockerRuntime:
                     | {"TORCHINDUCTOR_CACHE_DIR": f"{CELL_FOLDER}/inductor"},
                     limits=self._limits,
                     cpuset=self._cpus.some(self._limits.cpus),
-                    gpu=first_gpu() if device is Device.CUDA else None,
-                    cdi=self._facts.uses_cdi,
+                    **self._gpu(device),
                     labels={f"{LABEL}.environment": name},
                     timeout=PROBE_SECONDS,
                     copy=copy,
@@ -249,8 +263,7 @@ class DockerRuntime:
                 variables=request.variables,
                 limits=request.limits,
                 cpuset=cpuset,
-                gpu=(gpu or first_gpu()) if request.device is Device.CUDA else None,
-                cdi=self._facts.uses_cdi,
+                **self._gpu(request.device, gpu),
                 labels={f"{LABEL}.environment": prepared.name, f"{LABEL}.cell": request.cell},
                 timeout=request.profile.timeout_minutes * 60,
                 copy=copy,
@@ -276,8 +289,7 @@ class DockerRuntime:
             variables=cell_variables(self._limits, device),
             limits=self._limits,
             cpuset=self._cpus.some(self._limits.cpus),
-            gpu=first_gpu() if device is Device.CUDA else None,
-            cdi=self._facts.uses_cdi,
+            **self._gpu(device),
             labels={LABEL: "shell", f"{LABEL}.environment": prepared.name},
         )
         if job.identity.hands_back:

@@ -3,7 +3,7 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -12,14 +12,16 @@ from pathlib import Path
 import click
 
 from toto_compat.contract.request import Device
-from toto_compat.environments.engine import engine_endpoint, open_client
+from toto_compat.environments.engine import check_hands_out_gpus, engine_endpoint, engine_facts, open_client
 from toto_compat.environments.pythons import compiler_version, find_compiler, find_python, how_to_get_python
 from toto_compat.environments.virtualenv import disk_needed, read_built, venv_folder
 from toto_compat.errors import EngineError, EnvironmentBuildError
 from toto_compat.evidence.files import cache_folder
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
-from toto_compat.runtimes.machine import core_count, cpu_model, find_gpus
+from toto_compat.runtimes.gpu import check_can_run, check_free, gpu_notes
+from toto_compat.runtimes.machine import core_count, cpu_model
+from toto_compat.runtimes.nvidia_smi import Gpu, find_gpus, gpus_left_out, why_none
 
 _TIMEOUT_SECONDS = 3
 
@@ -46,7 +48,7 @@ def examine(matrix: Matrix | None) -> Iterator[Finding]:
     yield examine_compiler()
     yield from examine_environments(matrix, in_containers=engine.state is State.OK)
     yield examine_disk(matrix)
-    yield from examine_gpu()
+    yield from examine_gpu(matrix)
     yield engine
     yield examine_slurm()
     yield examine_chromium()
@@ -99,22 +101,69 @@ def examine_disk(matrix: Matrix | None) -> Finding:
     return Finding("disk", State.OK, shown)
 
 
-def examine_gpu() -> Iterator[Finding]:
-    gpus = find_gpus()
-    if gpus:
-        for gpu in gpus:
-            yield Finding(f"GPU {gpu.index}", State.OK, f"{gpu.name} ({gpu.architecture}), driver {gpu.driver}")
-    elif shutil.which("nvidia-smi"):
-        fix = "`nvidia-smi` says why; after a driver update a restart is needed"
-        yield Finding("GPU", State.OPTIONAL, "nvidia-smi is here but finds no GPU", fix)
-    else:
+def examine_gpu(matrix: Matrix | None) -> Iterator[Finding]:
+    """Look at the GPUs, what uses them, and which environments the driver and the cards can run."""
+    try:
+        gpus, others = find_gpus(), gpus_left_out()
+        notes = list(gpu_notes()) if gpus else []
+    except EnvironmentBuildError as error:
+        yield Finding("GPU", State.MISSING, error.message, error.hint)
+        return
+    if not gpus:
         fix = "CUDA rows need a machine with an NVIDIA GPU and its driver (`apt-get install nvidia-driver`)"
-        yield Finding("GPU", State.OPTIONAL, "none: no nvidia-smi", fix)
-    if gpus and not shutil.which("nvidia-ctk") and not shutil.which("nvidia-container-runtime"):
-        fix = "`apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure --runtime=docker`"
-        yield Finding("GPU in containers", State.OPTIONAL, "no NVIDIA container runtime", fix)
-    elif gpus:
-        yield Finding("GPU in containers", State.OK, "NVIDIA container runtime is installed")
+        if shutil.which("nvidia-smi"):
+            fix = "`nvidia-smi -L` lists them; after a driver update a restart is needed"
+        yield Finding("GPU", State.OPTIONAL, f"none: {why_none()}", fix)
+        return
+    for gpu in (*gpus, *others):
+        shown = f"{gpu.name} ({gpu.architecture or 'architecture unknown'}), driver {gpu.driver}, {gpu.uuid}"
+        yield Finding(f"GPU {gpu.index}", State.OK, shown)
+    for note in notes:
+        found, _, fix = note.partition("; ")
+        yield Finding("GPU", State.OPTIONAL, found, fix)
+    yield examine_free_memory(gpus)
+    yield from examine_runnable(matrix, gpus)
+    yield examine_container_gpus()
+
+
+def examine_free_memory(gpus: Sequence[Gpu]) -> Finding:
+    try:
+        for gpu in gpus:
+            check_free("a cell", gpu)
+    except EnvironmentBuildError as error:
+        return Finding("GPU memory", State.MISSING, error.message, error.hint)
+    free = min(gpu.memory_mb - gpu.used_mb for gpu in gpus)
+    return Finding("GPU memory", State.OK, f"{free} MB free" if free else "nvidia-smi does not say of a slice")
+
+
+def examine_runnable(matrix: Matrix | None, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    """Say of each CUDA environment whether this driver and these cards can run it."""
+    for name, environment in matrix.environments.items() if matrix else ():
+        if environment.device is not Device.CUDA:
+            continue
+        try:
+            check_can_run(name, environment, gpus)
+        except EnvironmentBuildError as error:
+            yield Finding(f"{name} on the GPU", State.OPTIONAL, error.message.removeprefix(f"{name}: "), error.hint)
+        else:
+            yield Finding(f"{name} on the GPU", State.OK, "driver and card can run it")
+
+
+def examine_container_gpus() -> Finding:
+    """Say whether the engine hands out GPUs, as far as it tells without being asked for one."""
+    part = "GPU in containers"
+    try:
+        client = open_client(timeout=_TIMEOUT_SECONDS)
+    except EngineError as error:
+        return Finding(part, State.OPTIONAL, error.message, "virtualenvs use the GPU without an engine")
+    with closing(client):
+        facts = engine_facts(client)
+    try:
+        check_hands_out_gpus(part, facts)
+    except EnvironmentBuildError as error:
+        return Finding(part, State.OPTIONAL, error.message.removeprefix(f"{part}: "), error.hint)
+    how = "by CDI" if facts.uses_cdi else "by NVIDIA's runtime" if "nvidia" in facts.runtimes else "by NVIDIA's hook"
+    return Finding(part, State.OK, f"the engine hands them out {how}")
 
 
 def examine_docker() -> Finding:
@@ -147,7 +196,8 @@ def examine_chromium() -> Finding:
 def what_it_can_run(findings: list[Finding]) -> str:
     """Sum the findings up in one sentence."""
     broken = [finding.part for finding in findings if finding.state is State.MISSING]
-    has_gpu = any(finding.part.startswith("GPU ") and finding.part[4:].isdigit() for finding in findings)
+    on_gpus = [finding for finding in findings if finding.part.endswith(" on the GPU")]
+    runnable = [finding for finding in on_gpus if finding.state is State.OK]
     where = (
         "in containers"
         if any(f.part == "Docker engine" and f.state is State.OK for f in findings)
@@ -155,8 +205,18 @@ def what_it_can_run(findings: list[Finding]) -> str:
     )
     if any(part in ("C++ compiler", "disk") for part in broken):
         return f"no cell can be run before this is fixed: {', '.join(broken)}"
-    what = f"`nox -s matrix` can run here {where}, on {Device.CUDA if has_gpu else Device.CPU}"
+    if any(part in ("GPU", "GPU memory") for part in broken):
+        return "`nox -s matrix` needs the GPU put right first; `nox -s matrix -- --device cpu` can run here"
+    if on_gpus and not runnable:
+        return f"no CUDA environment runs on this GPU; `nox -s matrix -- --device cpu` can run here {where}"
+    what = f"`nox -s matrix` can run here {where}, on {Device.CUDA if runnable else Device.CPU}"
+    if runnable and where == "in containers" and not _containers_get_gpus(findings):
+        what = "`nox -s matrix -- --runtime venv` can run here on cuda; containers get no GPU"
     return what + (f"; not {', '.join(broken)}" if broken else "")
+
+
+def _containers_get_gpus(findings: list[Finding]) -> bool:
+    return any(finding.part == "GPU in containers" and finding.state is State.OK for finding in findings)
 
 
 @click.command("doctor")

@@ -3,25 +3,33 @@
 Every problem found here is one of the environment or the machine, never evidence against a cache.
 """
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from toto_compat.contract.request import Device, Environment
 from toto_compat.errors import EnvironmentBuildError
-from toto_compat.runtimes.machine import Gpu, find_gpus
+from toto_compat.runtimes.nvidia_smi import VISIBLE, Gpu, capability, find_gpus, gpus_left_out, programs_on, why_none
 
 # From NVIDIA's table of minor version compatibility: a newer minor release of CUDA runs on the same driver.
 _MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
+# CUDA's own context takes some hundred MB, `base` with its float64 reference 2 GB: with less nothing can be measured.
+_LEAST_FREE_MB = 3072
 
 
 def check_gpus(name: str, environment: Environment, device: Device, gpus: Sequence[Gpu]) -> None:
-    """Refuse a missing GPU, a driver too old and a GPU too old for the wheel, each with its fix."""
+    """Refuse a missing GPU, a driver too old, a GPU the wheel has no kernels for and one that is full."""
     if device is not Device.CUDA:
         return
     if not gpus:
         raise EnvironmentBuildError(
             f"{name}: no NVIDIA GPU answers on this machine", hint="check `nvidia-smi`; or run with --device cpu"
         )
+    check_can_run(name, environment, gpus)
+    for gpu in gpus:
+        check_free(name, gpu)
+
+
+def check_can_run(name: str, environment: Environment, gpus: Sequence[Gpu]) -> None:
+    """Refuse what no waiting changes: the driver and the kind of GPU against the wheel."""
     cuda_major = int(environment.build[2:-1])
     minimum = _MINIMUM_DRIVER.get(cuda_major, 0)
     for gpu in gpus:
@@ -35,29 +43,74 @@ def check_gpus(name: str, environment: Environment, device: Device, gpus: Sequen
             check_kernels(name, gpu.name, gpu.architecture, environment.gpu_architectures)
 
 
+def why_not_runnable(name: str, environment: Environment) -> str:
+    """Say why this machine's GPUs cannot run an environment, in one line; '' if they can."""
+    try:
+        check_can_run(name, environment, find_gpus())
+    except EnvironmentBuildError as error:
+        return error.message.removeprefix(f"{name}: ")
+    return ""
+
+
 def check_kernels(name: str, gpu: str, architecture: str, wheel: Sequence[str]) -> None:
     """Refuse a GPU that the wheel has no kernels for: every forecast on it would fail, whatever the cache."""
-    if not wheel_runs_on(architecture, wheel):
-        raise EnvironmentBuildError(
-            f"{name}: the wheel has no kernels for {gpu} ({architecture}), only for {', '.join(wheel)}",
-            hint="take an environment whose gpu_architectures cover this GPU; this says nothing about any cache",
-        )
+    if wheel_runs_on(architecture, wheel):
+        return
+    own = capability(architecture) or (0, 0)
+    newest = max(found for one in wheel if (found := capability(one)))
+    newer_or_older = "it is too new, take a later release" if own > newest else "it is too old, take an earlier release"
+    raise EnvironmentBuildError(
+        f"{name}: the wheel has no kernels for {gpu} ({architecture}), only for {', '.join(wheel)}",
+        hint=f"{newer_or_older}: an environment whose gpu_architectures cover this GPU; this says nothing about any"
+        " cache",
+    )
 
 
 def wheel_runs_on(gpu: str, wheel: Sequence[str]) -> bool:
     """Tell if a GPU runs the wheel's kernels: those of its own major version with the same or a lower minor one."""
-    own = _capability(gpu)
+    own = capability(gpu)
     if own is None:  # nvidia-smi did not say: the probe will see
         return True
-    built = [capability for architecture in wheel if (capability := _capability(architecture))]
+    built = [found for architecture in wheel if (found := capability(architecture))]
     return any(major == own[0] and minor <= own[1] for major, minor in built)
 
 
-def _capability(architecture: str) -> tuple[int, int] | None:
-    """Read 'sm_86' or 'sm_90a'; None for what is no architecture."""
-    match = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", architecture)
-    return (int(match[1]), int(match[2])) if match else None
+def check_free(name: str, gpu: Gpu) -> None:
+    """Refuse a GPU that others have filled."""
+    free = gpu.memory_mb - gpu.used_mb
+    if gpu.memory_mb and free < _LEAST_FREE_MB:
+        held_by = ", ".join(programs_on([gpu]).get(gpu, ()))
+        raise EnvironmentBuildError(
+            f"{name}: GPU {gpu.index} ({gpu.name}) has {free} of {gpu.memory_mb} MB free and a cell needs about"
+            f" {_LEAST_FREE_MB}" + (f"; used by {held_by}" if held_by else ""),
+            hint=f"end what uses it, or set {VISIBLE} to the UUID of another GPU (`nvidia-smi -L` lists them)",
+        )
+
+
+def gpu_notes() -> Iterator[str]:
+    """Say which GPUs are used, which are not and why, and who else computes on those that are."""
+    gpus = find_gpus()
+    for gpu in gpus_left_out():
+        yield (
+            f"GPU {gpu.index} ({gpu.name}) is left out: the cells of a run are on one kind of GPU; {VISIBLE}={gpu.uuid}"
+            " takes it instead"
+        )
+    for gpu, programs in programs_on(gpus).items():
+        yield (
+            f"GPU {gpu.index} ({gpu.name}) is busy: {', '.join(programs)}; timings beside it are INCONCLUSIVE, end it"
+            f" first or set {VISIBLE} to the UUID of another GPU"
+        )
+
+
+def check_there_is_one(asked: str) -> None:
+    """Refuse CUDA where no GPU is there for this user, and say why none is."""
+    if not find_gpus():
+        raise EnvironmentBuildError(
+            f"{asked}: no NVIDIA GPU answers here: {why_none()}",
+            hint="`toto-compat doctor` says what is missing; --device cpu runs a CUDA build on the CPU",
+        )
 
 
 def first_gpu() -> str:
-    return next((gpu.index for gpu in find_gpus()), "0")
+    """Return the UUID of the first GPU in use; of an engine on another machine, whose GPUs nobody listed, the first."""
+    return next((gpu.uuid for gpu in find_gpus()), "0")

@@ -1,40 +1,13 @@
 """What this machine is, as far as it can change a measurement or decide what can be run."""
 
-import functools
 import os
 import platform
-import shutil
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from toto_compat.contract.request import Device
 from toto_compat.environments.pythons import compiler_version, find_compiler
 from toto_compat.errors import EnvironmentBuildError
-
-
-@dataclass(frozen=True)
-class Gpu:
-    index: str
-    name: str
-    driver: str
-    architecture: str  # sm_120
-
-
-@functools.cache
-def find_gpus() -> tuple[Gpu, ...]:
-    """Ask for the NVIDIA GPUs that answer; none where nvidia-smi is missing or has no device."""
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    query = ["nvidia-smi", "--query-gpu=index,name,driver_version,compute_cap", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    if done.returncode != 0:
-        return ()
-    rows = [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines()]
-    return tuple(Gpu(row[0], row[1], row[2], "sm_" + row[3].replace(".", "")) for row in rows if len(row) == 4)
+from toto_compat.runtimes.nvidia_smi import find_gpus
 
 
 def cpu_model() -> str:
@@ -60,5 +33,6 @@ def machine_identity(device: Device) -> str:
         compiler = ""  # a container brings its own
     parts = [platform.system(), platform.machine(), cpu_model(), str(core_count()), compiler]
     if device is Device.CUDA:
-        parts += [f"{gpu.name} {gpu.driver}" for gpu in find_gpus()]
+        # of one kind, all that are used: how many of them there are changes no result
+        parts += dict.fromkeys(f"{gpu.name} {gpu.driver}" for gpu in find_gpus())
     return " | ".join(parts)

@@ -1,8 +1,8 @@
 """What a run will do, worked out and shown before anything starts."""
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toto_compat.contract.request import CellRequest, Device, Environment
@@ -10,14 +10,22 @@ from toto_compat.evidence.files import cache_folder
 from toto_compat.evidence.store import CellStore, StoredCell, cell_key, timing_name
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.checkpoint import find_checkpoint
+from toto_compat.matrix.expand import is_whole_model
 from toto_compat.matrix.request import matrix_request
 from toto_compat.matrix.selection import Selection
-from toto_compat.runtimes.machine import core_count, find_gpus, machine_identity
+from toto_compat.runtimes.gpu import gpu_notes
+from toto_compat.runtimes.machine import core_count, machine_identity
+from toto_compat.runtimes.nvidia_smi import find_gpus
 from toto_compat.runtimes.seam import BuildNeeds, Runtime
 
 # Quick cells of the tiny model, two at a time on two cores, took 250 to 410 s; the base model and more iterations more.
 _GUESSED_CELL_SECONDS = 330.0
 _GUESSED_SECONDS_PER_ITERATION = {"tiny": 10.0, "base": 120.0}
+# Nothing was timed on a GPU yet. Eight processes import torch (80 s); fixed_size lowers for CUDA in 20 s a batch, the
+# 70 graphs of a whole model in 2 to 3 s each; autotuning tries some twenty kernels for each product.
+_GUESSED_CUDA_SECONDS = {False: 200.0, True: 320.0}  # of a step of its own, of a whole model
+_GUESSED_AUTOTUNE_SECONDS = {False: 180.0, True: 1500.0}
+_GUESSED_CUDA_SECONDS_PER_ITERATION = {"tiny": 3.0, "base": 15.0}
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ class Plan:
     jobs: int
     runtime: str
     device: Device
+    notes: tuple[str, ...] = ()  # what this machine makes of what was asked
 
     @property
     def to_run(self) -> tuple[PlannedCell, ...]:
@@ -73,9 +82,20 @@ def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: As
     cells = plan_cells(requests, runtime, store, fresh=asked.fresh)
     if to_download is not None:  # its content is part of the key
         cells = [PlannedCell(cell.request, key="", stored=None) for cell in cells]
-    on_gpus = selection.device is Device.CUDA
-    jobs = asked.jobs or (len(find_gpus()) if on_gpus else min(2, core_count()))
-    return make_plan(cells, runtime, store, jobs=jobs, device=selection.device, to_download=to_download)
+    jobs, notes = jobs_of(asked, selection.device)
+    notes += [f"{name} is not in the default plan: {why}" for name, why in selection.left_out.items()]
+    plan = make_plan(cells, runtime, store, jobs=jobs, device=selection.device, to_download=to_download)
+    return replace(plan, notes=tuple(notes))
+
+
+def jobs_of(asked: Asked, device: Device) -> tuple[int, list[str]]:
+    """Say how many cells run at a time, and what there is to say about the GPUs that they run on."""
+    if device is Device.CPU:
+        return asked.jobs or min(2, core_count()), []
+    gpus, notes = max(1, len(find_gpus())), list(gpu_notes())
+    if asked.jobs is not None and asked.jobs > gpus:
+        notes.append(f"--jobs {asked.jobs}: one cell at a time on each of {gpus}, two on one GPU disturb each other")
+    return min(asked.jobs or gpus, gpus), notes
 
 
 def plan_cells(
@@ -136,10 +156,9 @@ def estimate(requests: Sequence[CellRequest], store: CellStore, *, jobs: int) ->
         return 0.0, "nothing to run"
     known = store.known_seconds()
     profile = f" {requests[0].profile_name} {requests[0].device.value}"
-    similar = [seconds for name, seconds in known.items() if name.endswith(profile)]
+    similar = {name: seconds for name, seconds in known.items() if name.endswith(profile)}
     exact = sum(timing_name(request) in known for request in requests)
-    typical = statistics.median(similar) if similar else None
-    total = sum(known.get(timing_name(request)) or typical or _guess(request) for request in requests)
+    total = sum(known.get(timing_name(request)) or _typical(request, similar) for request in requests)
     if exact == len(requests):
         based_on = "what these cells took last time"
     elif similar:
@@ -149,9 +168,24 @@ def estimate(requests: Sequence[CellRequest], store: CellStore, *, jobs: int) ->
     return total / max(1, min(jobs, len(requests))), based_on
 
 
+def _typical(request: CellRequest, similar: Mapping[str, float]) -> float:
+    """Say what cells of this profile took here; of a GPU's only those of its mode, where autotuning takes most."""
+    counted = [
+        seconds
+        for name, seconds in similar.items()
+        if request.device is Device.CPU or f"/{request.cell.mode_and_settings} " in name
+    ]
+    return statistics.median(counted) if counted else _guess(request)
+
+
 def _guess(request: CellRequest) -> float:
-    per_iteration = _GUESSED_SECONDS_PER_ITERATION[request.workload.model]
-    return _GUESSED_CELL_SECONDS + per_iteration * request.profile.iterations * request.profile.repeats
+    rounds = request.profile.iterations * request.profile.repeats
+    if request.device is Device.CPU:
+        return _GUESSED_CELL_SECONDS + _GUESSED_SECONDS_PER_ITERATION[request.workload.model] * rounds
+    whole = is_whole_model(request.cell)
+    autotuned = _GUESSED_AUTOTUNE_SECONDS[whole] if request.cell.mode == "max-autotune" else 0.0
+    per_iteration = _GUESSED_CUDA_SECONDS_PER_ITERATION[request.workload.model]
+    return _GUESSED_CUDA_SECONDS[whole] + autotuned + per_iteration * rounds
 
 
 def plan_text(plan: Plan) -> str:
@@ -169,6 +203,7 @@ def plan_text(plan: Plan) -> str:
         lines.append(f"  {name} ({state}{note}): {len(own) - kept} to run, {kept} from the store")
         lines += [f"    {line.strip()}" for line in plan.obstacles.get(name, "").splitlines()]
         lines += [f"    {cell.request.cell}{_when(cell)}" for cell in own]
+    lines += [f"  {note}" for note in plan.notes]
     if plan.to_download:
         lines.append(f"  downloads the checkpoint {plan.to_download}")
     if plan.to_build:
@@ -189,6 +224,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "jobs": plan.jobs,
         "environments_to_build": list(plan.to_build),
         "obstacles": plan.obstacles,
+        "notes": plan.notes,
         "checkpoint_to_download": plan.to_download,
         "download_bytes": plan.needs.download_bytes,
         "disk_bytes": plan.needs.disk_bytes,

@@ -18,7 +18,7 @@ from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.files import cache_folder, write_model
 from toto_compat.runtimes.cell_process import ProcessEnd, read_left_file
 from toto_compat.runtimes.gpu import check_kernels
-from toto_compat.runtimes.machine import find_gpus
+from toto_compat.runtimes.nvidia_smi import find_gpus
 
 PROBE_SECONDS = 600.0  # on a loaded machine a first compile takes minutes
 _LARGEST_ANSWER = 1_000_000

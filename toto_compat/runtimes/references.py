@@ -25,7 +25,8 @@ from toto_compat.evidence.references import (
     request_for_references,
 )
 from toto_compat.runtimes.cell_process import read_left_file, work_folders
-from toto_compat.runtimes.machine import find_gpus, machine_identity
+from toto_compat.runtimes.machine import machine_identity
+from toto_compat.runtimes.nvidia_smi import find_gpus
 from toto_compat.runtimes.source import CellSource
 
 _LARGEST_FILE = 2_000_000_000
@@ -63,7 +64,7 @@ class SharedReferences:
         if not needs_references(request):
             return None
         try:
-            kinds = [one.name for one in find_gpus() if one.index == gpu]
+            kinds = [one.name for one in find_gpus() if one.uuid == gpu] if gpu is not None else []
             machine = " | ".join((machine_identity(request.device), *kinds))
             key = references_key(request, lock=lock, source_hash=self.source_hash, machine=machine)
         except TotoCompatError:

@@ -29,7 +29,7 @@ from toto_compat.matrix.selection import Selection
 from toto_compat.matrix.user_cache import BUILTIN, split_source
 from toto_compat.runtimes.executors import executor
 from toto_compat.runtimes.local import FinishedCell, ReadyCell
-from toto_compat.runtimes.machine import find_gpus
+from toto_compat.runtimes.nvidia_smi import find_gpus
 from toto_compat.runtimes.plan import Plan
 from toto_compat.runtimes.prepare import PreparedRun
 from toto_compat.runtimes.progress import Progress
@@ -77,7 +77,7 @@ def run_prepared(
             prepared.ready,
             runtime,
             jobs=plan.jobs,
-            gpus=[gpu.index for gpu in find_gpus()] if plan.device is Device.CUDA else [],
+            gpus=[gpu.uuid for gpu in find_gpus()] if plan.device is Device.CUDA else [],
             scratch=cache_folder() / "s",
             keep_log=keep_log,
             progress=progress,

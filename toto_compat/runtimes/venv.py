@@ -28,9 +28,9 @@ from toto_compat.runtimes.cell_process import (
     CellProcesses,
     collect_result,
 )
-from toto_compat.runtimes.gpu import check_gpus
+from toto_compat.runtimes.gpu import check_gpus, first_gpu
 from toto_compat.runtimes.inputs import with_inputs
-from toto_compat.runtimes.machine import find_gpus
+from toto_compat.runtimes.nvidia_smi import find_gpus
 from toto_compat.runtimes.probing import (
     PROBE_SECONDS,
     Probed,
@@ -191,9 +191,10 @@ class VenvRuntime:
         if len(str(temporary)) < _LONGEST_TMPDIR:
             places["TMPDIR"] = str(temporary)
         if device is Device.CUDA:
-            passed_on = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES")
+            passed_on = ("LD_LIBRARY_PATH", "CUDA_HOME")
             places |= {name: os.environ[name] for name in passed_on if name in os.environ}
-            places |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {}
+            # one of those that the user's own CUDA_VISIBLE_DEVICES leaves, by its UUID
+            places["CUDA_VISIBLE_DEVICES"] = gpu or first_gpu()
         return {**variables, **places}
 
 

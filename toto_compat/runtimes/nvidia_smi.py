@@ -1,0 +1,296 @@
+"""The GPUs of this machine as `nvidia-smi` tells them, by their UUIDs: CUDA counts them in another order than it does.
+
+An nvidia-smi that hangs, fails or says something else is an error: whoever has a GPU must not get a CPU run unawares.
+"""
+
+import csv
+import functools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from toto_compat.errors import EnvironmentBuildError
+
+# Eight GPUs without persistence mode take 20 s: the driver is loaded anew for each.
+ANSWER_SECONDS = 90.0
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_FIELDS = ("index", "uuid", "name", "driver_version", "memory.total", "memory.used", "mig.mode.current")
+_ARCHITECTURE = "compute_cap"  # drivers before 510 do not know it
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
+_MIG_DEVICE = re.compile(r"^\s+MIG (?P<slice>\S+)\s+Device\s+(?P<number>\d+): \(UUID: (?P<uuid>MIG-[^)]+)\)")
+_WHOLE_GPU = re.compile(r"^GPU \d+: .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
+_NO_GPU = "No devices were found"
+_OR_THE_CPU = "or run with --device cpu"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or one slice of a GPU that is split by MIG."""
+
+    index: str  # as nvidia-smi counts, by slot; `0:1` for a slice
+    name: str
+    driver: str
+    architecture: str  # sm_120; empty where the driver does not say
+    uuid: str  # what Docker, CDI and CUDA_VISIBLE_DEVICES all take
+    memory_mb: int = 0
+    used_mb: int = 0
+
+
+@functools.cache
+def _asked() -> tuple[Gpu, ...] | EnvironmentBuildError:
+    """Ask once: a machine whose nvidia-smi hangs is not made to wait for it at every step."""
+    try:
+        return tuple(_ask())
+    except EnvironmentBuildError as error:
+        return error
+
+
+def all_gpus() -> tuple[Gpu, ...]:
+    """Return every GPU of the machine; none where there is no nvidia-smi or it finds none."""
+    answer = _asked()
+    if isinstance(answer, EnvironmentBuildError):
+        raise EnvironmentBuildError(answer.message, hint=answer.hint)
+    return answer
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this user, in its order; all of them where it is not set."""
+    gpus = all_gpus()
+    named = os.environ.get(VISIBLE)
+    if named is None or not gpus:
+        return gpus
+    words = [word.strip() for word in named.split(",")]
+    if words[0] in ("", "-1", "NoDevFiles"):
+        return ()
+    found = [_named(word, gpus) for word in words]
+    return tuple(dict.fromkeys(found))
+
+
+def _named(word: str, gpus: Sequence[Gpu]) -> Gpu:
+    if word.isdigit():
+        _check_counted_alike(word, gpus)
+        by_index = [gpu for gpu in gpus if gpu.index == word]
+        if by_index:
+            return by_index[0]
+    # CUDA takes any beginning of a UUID that only one GPU has
+    by_uuid = [gpu for gpu in gpus if word.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(word)]
+    if len(by_uuid) == 1:
+        return by_uuid[0]
+    listed = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
+    raise EnvironmentBuildError(
+        f"{VISIBLE}={os.environ[VISIBLE]}: {word!r} names no GPU of this machine",
+        hint=f"nvidia-smi lists {listed}; unset {VISIBLE} to use all of them",
+    )
+
+
+def _check_counted_alike(word: str, gpus: Sequence[Gpu]) -> None:
+    """Refuse a number where CUDA, which counts the fastest first, may mean another GPU than nvidia-smi."""
+    kinds = {gpu.name for gpu in gpus}
+    if len(kinds) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        listed = ", ".join(f"{gpu.name} is {gpu.uuid}" for gpu in gpus)
+        raise EnvironmentBuildError(
+            f"{VISIBLE}={os.environ[VISIBLE]}: {word} does not say which GPU, since CUDA counts the fastest first and"
+            " nvidia-smi by slot",
+            hint=f"name it by its UUID ({listed}), or set CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        )
+
+
+def find_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that a run uses: of those left to this user the ones of the most capable kind.
+
+    Rows of one table come from one kind of GPU, and an old card for the display keeps nobody from using the new one.
+    """
+    gpus = visible_gpus()
+    best = max(gpus, key=_rank, default=None)
+    return tuple(gpu for gpu in gpus if best is not None and gpu.name == best.name)
+
+
+def gpus_left_out() -> tuple[Gpu, ...]:
+    """Return those that are there for this user and are of another kind than those in use."""
+    used = find_gpus()
+    return tuple(gpu for gpu in visible_gpus() if gpu not in used)
+
+
+def _rank(gpu: Gpu) -> tuple[tuple[int, int], int]:
+    return capability(gpu.architecture) or (0, 0), gpu.memory_mb
+
+
+def capability(architecture: str) -> tuple[int, int] | None:
+    """Read 'sm_86' or 'sm_90a'; None for what is no architecture."""
+    match = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", architecture)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def why_none() -> str:
+    """Say why no GPU is there to be used, where nvidia-smi answered."""
+    if shutil.which("nvidia-smi") is None:
+        return "there is no nvidia-smi on PATH"
+    if all_gpus():
+        return f"{VISIBLE}={os.environ.get(VISIBLE, '')!r} hides every GPU"
+    return "nvidia-smi finds no GPU"
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+def _ask() -> Iterator[Gpu]:
+    if shutil.which("nvidia-smi") is None:
+        return
+    fields: tuple[str, ...] = (*_FIELDS, _ARCHITECTURE)
+    said = nvidia_smi(f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+    if said.code != 0 and "not a valid field" in said.text:
+        fields = _FIELDS
+        said = nvidia_smi(f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+    if _NO_GPU in said.text:
+        return
+    if said.code != 0:
+        raise _failed(said)
+    rows = list(csv.reader(said.output.splitlines(), skipinitialspace=True))
+    gpus = [_read_row(dict(zip(fields, row, strict=False)), whole=len(row) == len(fields), said=said) for row in rows]
+    if not gpus:
+        raise _garbage(said)
+    slices = _slices() if any(split for _, split in gpus) else {}
+    for gpu, split in gpus:
+        if not split:
+            yield gpu
+        for name, number, uuid in slices.get(gpu.uuid, ()):
+            # what the slice itself has free is told by CUDA alone
+            own = {"index": f"{gpu.index}:{number}", "name": f"{gpu.name} MIG {name}", "uuid": uuid}
+            yield replace(gpu, **own, memory_mb=0, used_mb=0)
+
+
+def _read_row(row: dict[str, str], *, whole: bool, said: "Said") -> tuple[Gpu, bool]:
+    """Read one GPU, and whether it is split into slices."""
+    if not whole or not row["index"].isdigit() or not _UUID.fullmatch(row["uuid"]):
+        raise _garbage(said)
+    capability = row.get(_ARCHITECTURE, "")
+    gpu = Gpu(
+        index=row["index"],
+        name=row["name"],
+        driver=row["driver_version"],
+        architecture=f"sm_{capability.replace('.', '')}" if re.fullmatch(r"\d+\.\d", capability) else "",
+        uuid=row["uuid"],
+        memory_mb=_number(row["memory.total"]),
+        used_mb=_number(row["memory.used"]),
+    )
+    return gpu, row["mig.mode.current"] == "Enabled"
+
+
+def _slices() -> dict[str, list[tuple[str, str, str]]]:
+    """Read name, number and UUID of each slice, by the UUID of the GPU that it is a slice of."""
+    said = nvidia_smi("-L")
+    if said.code != 0:
+        raise _failed(said)
+    slices: dict[str, list[tuple[str, str, str]]] = {}
+    whole = ""
+    for line in said.output.splitlines():
+        if found := _WHOLE_GPU.match(line):
+            whole = found["uuid"]
+        elif found := _MIG_DEVICE.match(line):
+            slices.setdefault(whole, []).append((found["slice"], found["number"], found["uuid"]))
+    return slices
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+@dataclass(frozen=True)
+class Said:
+    """Holds what nvidia-smi answered."""
+
+    code: int
+    output: str
+    errors: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.output}\n{self.errors}".strip()
+
+    @property
+    def line(self) -> str:
+        return next((line.strip() for line in self.text.splitlines() if line.strip()), "nothing")[:200]
+
+
+def nvidia_smi(*arguments: str) -> Said:
+    """Ask nvidia-smi; one that does not answer is left behind, since what waits for a driver cannot be killed."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                ["nvidia-smi", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EnvironmentBuildError(
+                f"nvidia-smi cannot be started: {error.strerror}", hint=f"check the NVIDIA driver, {_OR_THE_CPU}"
+            ) from error
+        try:
+            code = process.wait(timeout=ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise EnvironmentBuildError(
+                f"nvidia-smi does not answer within {ANSWER_SECONDS:.0f} s",
+                hint="`dmesg | grep -i nvrm` says what the driver waits for; `nvidia-smi -pm 1` keeps it loaded, which"
+                f" makes many GPUs answer sooner; {_OR_THE_CPU}",
+            ) from None
+        output.seek(0)
+        errors.seek(0)
+        return Said(code, output.read().decode(errors="replace"), errors.read().decode(errors="replace"))
+
+
+# What to do, by words of nvidia-smi.
+_ADVICE = (
+    ("Driver/library version mismatch", "the driver was updated while an older one is loaded: restart the machine"),
+    ("couldn't communicate with the NVIDIA driver", "the driver is not loaded: `modprobe nvidia`, or install it anew"),
+    ("Insufficient Permissions", "this user may not open /dev/nvidia*: check their permissions"),
+    ("Unable to determine the device handle", "a GPU fell off the bus (`dmesg | grep -i xid`): restart the machine"),
+    ("GPU is lost", "a GPU fell off the bus (`dmesg | grep -i xid`): restart the machine"),
+    ("not a valid field", "the driver is too old for any CUDA environment: update it to 525 or later"),
+)
+
+
+def _failed(said: Said) -> EnvironmentBuildError:
+    advice = (advice for words, advice in _ADVICE if words in said.text)
+    return EnvironmentBuildError(
+        f"nvidia-smi fails with exit code {said.code}: {said.line}",
+        hint=f"{next(advice, '`nvidia-smi` shows the same problem')}; {_OR_THE_CPU}",
+    )
+
+
+def _garbage(said: Said) -> EnvironmentBuildError:
+    advice = (advice for words, advice in _ADVICE if words in said.text)
+    return EnvironmentBuildError(
+        f"nvidia-smi answers with something that is no list of GPUs: {said.line}",
+        hint=f"{next(advice, '`nvidia-smi --query-gpu=index,uuid,name --format=csv` shows the same')}; {_OR_THE_CPU}",
+    )
+
+
+# --- who uses them ----------------------------------------------------------------------------------------------------
+
+
+def programs_on(gpus: Sequence[Gpu]) -> dict[Gpu, list[str]]:
+    """Name the programs that compute on these GPUs now, as 'python (pid 4711, 21504 MB)', of those that have any."""
+    fields = "gpu_uuid,pid,process_name,used_gpu_memory"
+    try:
+        said = nvidia_smi(f"--query-compute-apps={fields}", "--format=csv,noheader,nounits")
+    except EnvironmentBuildError:
+        return {}  # it answered a moment ago: nothing is known of programs, and nothing depends on it
+    rows = list(csv.reader(said.output.splitlines(), skipinitialspace=True)) if said.code == 0 else []
+    found: dict[Gpu, list[str]] = {}
+    for gpu in gpus:
+        for row in (row for row in rows if len(row) == 4 and row[0] == gpu.uuid):
+            held = f", {row[3]} MB" if row[3].isdigit() else ""
+            found.setdefault(gpu, []).append(f"{PurePath(row[2]).name} (pid {row[1]}{held})")
+    return found
