@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
     SELECTION = 4  # a selector, environment, run or gate name that matches nothing
     ENVIRONMENT = 5  # an environment cannot be built: python, torch, compiler, image
     CELL_NOT_RUN = 6  # at least one cell could not be run: crash, hang, out of memory
-    REQUIREMENT = 7  # a row named by --require is not PASS
+    REQUIREMENT = 7  # a row named by --require is not PASS, or `toggle enable` has no verdict that allows it
     STORAGE = 8  # results cannot be read or written: permissions, full disk, corrupt file
     INPUT = 9  # a file given by the user (log, CSV, checkpoint, incident) cannot be used
     FINDINGS = 10  # analyze, lint-env or diff found what --fail-on asks to fail on
@@ -56,6 +56,10 @@ class StorageError(TotoCompatError):
 
 class InputError(TotoCompatError):
     code = ExitCode.INPUT
+
+
+class RefusedError(TotoCompatError):
+    code = ExitCode.REQUIREMENT
 
 
 class EngineError(TotoCompatError):

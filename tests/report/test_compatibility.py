@@ -45,7 +45,7 @@ def test_the_decision_is_per_device_with_ranges_and_settings() -> None:
     decision = compatibility(JUDGED)["decision"]
     assert decision["devices"]["cpu"]["answer"] == "enable"
     assert decision["devices"]["cuda"]["answer"] == "not_enough_evidence"
-    assert decision["devices"]["cuda"]["set"] == ["TOTO_DISABLE_COMPILE=1"]
+    assert decision["devices"]["cuda"]["set"] == ["export TOTO_DISABLE_COMPILE=1"]
     assert decision["devices"]["cpu"]["ranges"][0]["good_since"] == "2.13.0"
     assert decision["devices"]["cpu"]["break_even_forecasts"]["cold"] > 0
 

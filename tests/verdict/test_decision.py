@@ -1,5 +1,6 @@
 """The answer per device, and that CPU rows never speak for CUDA."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from toto_compat.contract.request import CompileSettings, Device
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate
-from toto_compat.verdict.decision import Answer, Decision, DecisionRules, decide, settings_to_copy
+from toto_compat.verdict.decision import Answer, Decision, DecisionRules, DeviceDecision, decide
 from toto_compat.verdict.judge import judge
+from toto_compat.verdict.verdict_rows import settings_to_copy
 
 RULES = DecisionRules(production_profile="quick", production_workload="quick")  # what the sample cells ran
 
@@ -63,13 +65,13 @@ def test_enable_names_environment_cache_mode_releases_and_break_even() -> None:
     for part in ("torch-2.9.0-cu128", "fixed_size", "reduce-overhead", "good in 2.8.0 and 2.9.0"):
         assert part in found.sentence
     assert found.break_even_cold is not None and found.break_even_cold.value
-    assert settings_to_copy(found)[:5] == (
-        "# from toto_compat import compile_toto",
-        "# forecaster = compile_toto(model, cache='fixed_size', mode='reduce-overhead')",
-        "TOTO_DISABLE_COMPILE=0",
-        "TOTO_COMPILE=1",
-        "TOTO_COMPILE_MODE=reduce-overhead",
-    )
+    assert live_lines(found) == [
+        "export TOTO_DISABLE_COMPILE=0",
+        "export TOTO_COMPILE=1",
+        "export TOTO_COMPILE_MODE=reduce-overhead",
+        "export TOTO_COMPILE_BACKEND=inductor",
+    ]
+    assert [cell.result.cell.environment for cell in found.allowed] == ["torch-2.9.0-cu128", "torch-2.8.0-cu128"]
 
 
 @pytest.mark.parametrize("slower_release", ["2.8.0", "2.9.0"])
@@ -100,8 +102,7 @@ def test_settings_that_were_needed_are_part_of_the_answer() -> None:
     )
     found = decision.devices[Device.CUDA]
     assert found.answer is Answer.ENABLE_WITH_SETTINGS
-    assert "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS=1" in settings_to_copy(found)
-    assert "# torch._dynamo.config.recompile_limit = 256" in settings_to_copy(found)
+    assert "# forecaster() also applies: capture_scalar_outputs=True, recompile_limit=256" in settings_to_copy(found)
 
 
 def test_stock_settings_are_preferred_where_both_pass() -> None:
@@ -116,7 +117,7 @@ def test_only_failures_keep_compile_off_and_name_the_closest_row() -> None:
     found = decision.devices[Device.CUDA]
     assert (found.answer, found.decided_by) == (Answer.KEEP_OFF, Gate.SPEEDUP)
     assert "fixed_size/reduce-overhead" in found.sentence
-    assert settings_to_copy(found) == ("TOTO_DISABLE_COMPILE=1",)
+    assert settings_to_copy(found) == ("export TOTO_DISABLE_COMPILE=1",)
 
 
 def test_of_rows_with_one_failure_the_one_stopped_last_is_closest() -> None:
@@ -156,9 +157,28 @@ def test_a_compile_that_is_slower_than_its_own_cache_is_told_as_slower() -> None
 
 def test_a_cache_to_take_alone_comes_with_the_lines_that_use_it_without_compile() -> None:
     by_itself = speed_of(speed_run(upstream_ms=90.0, cache_ms=30.0, compiled_ms=30.0))
-    lines = settings_to_copy(decided(with_suite(on_gpu(), Suite.SPEED, by_itself)).devices[Device.CUDA])
-    assert any("compile_toto(model, cache='fixed_size', mode=None)" in line for line in lines)
-    assert [line for line in lines if not line.startswith("#")] == ["TOTO_DISABLE_COMPILE=1"]
+    found = decided(with_suite(on_gpu(), Suite.SPEED, by_itself)).devices[Device.CUDA]
+    assert any("the cache fixed_size, nothing compiled" in line for line in settings_to_copy(found))
+    assert live_lines(found) == ["export TOTO_DISABLE_COMPILE=0", "export TOTO_COMPILE=0"]
+
+
+def test_a_cache_that_was_not_measured_as_production_runs_it_is_not_taken_either() -> None:
+    by_itself = speed_of(speed_run(upstream_ms=90.0, cache_ms=30.0, compiled_ms=30.0))
+    rules = DecisionRules(production_profile="production-check", production_workload="base")
+    found = decided(with_suite(on_gpu(), Suite.SPEED, by_itself), rules=rules).devices[Device.CUDA]
+    assert found.take_cache_only
+    assert live_lines(found) == ["export TOTO_DISABLE_COMPILE=1"]
+
+
+def test_a_stale_decision_allows_nothing() -> None:
+    rules = replace(RULES, review_by="2026-11-16", today="2026-11-17")
+    assert live_lines(decided(on_gpu(), rules=rules).devices[Device.CUDA]) == ["export TOTO_DISABLE_COMPILE=1"]
+    rules = replace(rules, today="2026-11-16")
+    assert "export TOTO_COMPILE=1" in live_lines(decided(on_gpu(), rules=rules).devices[Device.CUDA])
+
+
+def live_lines(found: DeviceDecision) -> list[str]:
+    return [line for line in settings_to_copy(found) if not line.startswith("#")]
 
 
 def test_a_cache_that_gains_alone_is_named_even_where_compile_fails() -> None:
@@ -191,7 +211,7 @@ def test_a_run_that_is_not_productions_says_no_more_than_worth_a_check(profile: 
         f"nox -s matrix -- 'torch-2.13.0-cpu/fixed_size/default' --profile {profile} --device cpu"
     )
     assert found.next_commands[0] in found.sentence
-    assert settings_to_copy(found) == ("TOTO_DISABLE_COMPILE=1",)
+    assert settings_to_copy(found) == ("export TOTO_DISABLE_COMPILE=1",)
 
 
 def test_at_least_is_said_of_three_processes_and_about_of_fewer() -> None:

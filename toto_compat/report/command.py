@@ -20,6 +20,7 @@ from toto_compat.report.record import decision_record
 from toto_compat.report.table import escaped_markdown, markdown_table, terminal_table
 from toto_compat.verdict.comparison import Change, RowChange, compare
 from toto_compat.verdict.judged_run import JudgedRun, judge_run, read_gates
+from toto_compat.verdict.verdict_rows import env_text, verdict_of
 
 # What `--format` takes: a judged run -> text. A new format is a function and a row here; the page is written to a file.
 FORMATS: Mapping[str, Callable[[JudgedRun], str]] = {
@@ -30,6 +31,8 @@ FORMATS: Mapping[str, Callable[[JudgedRun], str]] = {
     "summary": step_summary,
     "badge": lambda judged: json.dumps(badge(judged)) + "\n",
     "decision": decision_record,
+    "verdict": lambda judged: verdict_of(judged).model_dump_json(by_alias=True, indent=2) + "\n",
+    "env": lambda judged: env_text(judged.decision),
 }
 PAGE = "html"
 _RESULTS = click.option(
@@ -43,12 +46,22 @@ _GATES = click.option(
 @click.command("report")
 @click.argument("run", default="latest")
 @click.option("--format", "form", type=click.Choice([*FORMATS, PAGE]), default="table", show_default=True)
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="Of --format env: the device to print the lines for."
+)
 @_GATES
 @click.option("--open", "open_page", is_flag=True, help="Write the HTML page and open it in the browser.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write to this file instead of the terminal.")
 @_RESULTS
 def report_command(
-    *, run: str, form: str, gates: Path | None, open_page: bool, output: Path | None, results: Path
+    *,
+    run: str,
+    form: str,
+    device: str | None,
+    gates: Path | None,
+    open_page: bool,
+    output: Path | None,
+    results: Path,
 ) -> None:
     """Show a RUN (a name under results/, a path, or 'latest'), judged from its stored evidence."""
     stored = _stored_run(run, results)
@@ -65,7 +78,12 @@ def report_command(
         # on the error stream, so that every format stays what it is
         click.echo(f"{len(stored.unfinished)} planned cells have no result: {_some(stored.unfinished)}", err=True)
     on_terminal = form == "table" and output is None and sys.stdout.isatty()
-    text = terminal_table(judged, colour=True) + "\n" if on_terminal else FORMATS[form](judged)
+    if device and form != "env":
+        raise click.UsageError("--device is of --format env")
+    if form == "env":
+        text = env_text(judged.decision, device)
+    else:
+        text = terminal_table(judged, colour=True) + "\n" if on_terminal else FORMATS[form](judged)
     if output:
         write_atomically(output, text)
         click.echo(f"written: {output}", err=True)

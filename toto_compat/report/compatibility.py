@@ -5,9 +5,10 @@ import math
 from typing import Any
 
 from toto_compat.contract.result import Figure
-from toto_compat.verdict.decision import Decision, DeviceDecision, settings_to_copy
+from toto_compat.verdict.decision import Decision, DeviceDecision
 from toto_compat.verdict.judge import JudgedCell
 from toto_compat.verdict.judged_run import JudgedRun
+from toto_compat.verdict.verdict_rows import settings_to_copy
 
 SCHEMA_VERSION = 1
 

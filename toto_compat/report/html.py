@@ -30,9 +30,10 @@ from toto_compat.report.page_data import (
 )
 from toto_compat.report.plots import MOST_SERIES, Point, Series, distribution_frame, latency_frame, trend_plot
 from toto_compat.report.record import ANSWERS, forecasts_text
-from toto_compat.verdict.decision import Answer, Contender, DeviceDecision, settings_to_copy
+from toto_compat.verdict.decision import Answer, Contender, DeviceDecision
 from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.judged_run import JudgedRun
+from toto_compat.verdict.verdict_rows import settings_to_copy
 
 MARKS = {Status.PASS: "✔", Status.FAIL: "✘", Status.INCONCLUSIVE: "?"}
 _ANSWER_MARKS = {

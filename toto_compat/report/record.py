@@ -3,10 +3,11 @@
 from toto_compat.contract.result import Figure
 from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.conditions import conditions
-from toto_compat.verdict.decision import Answer, DeviceDecision, settings_to_copy
+from toto_compat.verdict.decision import Answer, DeviceDecision
 from toto_compat.verdict.gain import gain_text
 from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.judged_run import JudgedRun
+from toto_compat.verdict.verdict_rows import settings_to_copy
 
 ANSWERS = {
     Answer.ENABLE: "Enable compile",

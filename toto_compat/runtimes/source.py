@@ -4,7 +4,6 @@ A cell imports a staged copy: edits made during a run change nothing in it, and 
 along on PYTHONPATH.
 """
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -12,35 +11,20 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from toto_compat.contract.source_hash import CELL_FOLDERS, PACKAGE, hash_contents, read_source, source_files
 from toto_compat.errors import StorageError
 from toto_compat.evidence.files import cache_folder
 
-PACKAGE = Path(__file__).resolve().parent.parent
-
-# The boundary is a folder: these cross it, everything else is the host's and no cell ever sees it.
-CELL_FOLDERS = ("contract", "caches", "model", "cell")
-_CELL_FILES = ("__init__.py", "errors.py")
-
-
-def source_files(package: Path = PACKAGE) -> list[Path]:
-    """The files of the package that can change what a cell does, in a fixed order."""
-    inside = (path for folder in CELL_FOLDERS for path in (package / folder).rglob("*.py"))
-    return sorted([*(package / name for name in _CELL_FILES), *inside])
-
-
-def read_source(package: Path = PACKAGE) -> dict[str, bytes]:
-    """Read the package's cell side, by the path of each file in a staged copy."""
-    inside = {path: path.relative_to(package).as_posix() for path in source_files(package)}
-    return {f"{package.name}/{name}": path.read_bytes() for path, name in inside.items()}
-
-
-def hash_contents(contents: Mapping[str, bytes]) -> str:
-    """Hash names and contents."""
-    digest = hashlib.sha256()
-    for name, content in contents.items():
-        digest.update(f"{name}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()
+__all__ = [
+    "CELL_FOLDERS",
+    "PACKAGE",
+    "CellSource",
+    "hash_contents",
+    "read_source",
+    "source_files",
+    "stage",
+    "staged_name",
+]
 
 
 class CellSource:

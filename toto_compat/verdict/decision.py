@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from packaging.version import Version
 
-from toto_compat.contract.request import CompileSettings, Device
+from toto_compat.contract.request import Device
 from toto_compat.contract.result import Figure
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate
@@ -64,6 +64,7 @@ class DeviceDecision:
     next_commands: tuple[str, ...]
     contenders: tuple[Contender, ...]
     speaks_of: JudgedCell | None = None  # the row that it rests on, or that came closest
+    allowed: tuple[JudgedCell, ...] = ()  # what a service may run, the preferred one first
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ class DecisionRules:
     review_by: str = ""  # YYYY-MM-DD; after that day the decision is stale
     today: str = ""
 
+    @property
+    def is_stale(self) -> bool:
+        return bool(self.review_by) and self.today > self.review_by
+
     def may_enable(self, cell: JudgedCell) -> bool:
         """Tell whether a cell was measured as production runs it; all others are worth a check at best."""
         request = cell.result.request
@@ -112,10 +117,9 @@ def decide(cells: Sequence[JudgedCell], rules: DecisionRules, unfinished: Sequen
         if device in asked
     }
     sentence = " ".join(decision.sentence for decision in devices.values())
-    stale = bool(rules.review_by) and rules.today > rules.review_by
-    if stale:
+    if rules.is_stale:
         sentence = f"STALE, it was to be reviewed by {rules.review_by}; run it again. {sentence}"
-    return Decision(sentence=sentence, devices=devices, review_by=rules.review_by, stale=stale)
+    return Decision(sentence=sentence, devices=devices, review_by=rules.review_by, stale=rules.is_stale)
 
 
 def contenders_of(
@@ -160,43 +164,6 @@ def gain_of_cache_alone(cell: JudgedCell) -> float | None:
     return upstream.value / alone.value if upstream.value and alone.value else None
 
 
-def settings_to_copy(decision: DeviceDecision) -> tuple[str, ...]:
-    """Lines for the production environment file; Python lines are comments there."""
-    contender = decision.contender
-    if decision.take_cache_only and contender is not None:
-        return (
-            "# from toto_compat import compile_toto",
-            f"# forecaster = compile_toto(model, cache={contender.cache!r}, mode=None)  # the cache, nothing compiled",
-            "TOTO_DISABLE_COMPILE=1",
-        )
-    if decision.answer not in (Answer.ENABLE, Answer.ENABLE_WITH_SETTINGS) or contender is None:
-        return ("TOTO_DISABLE_COMPILE=1",)
-    settings = contender.cells[-1].result.request.settings
-    lines = [
-        "# from toto_compat import compile_toto",
-        f"# forecaster = compile_toto(model, cache={contender.cache!r}, mode={contender.mode!r})",
-        "TOTO_DISABLE_COMPILE=0",
-        "TOTO_COMPILE=1",
-        f"TOTO_COMPILE_MODE={contender.mode}",
-        f"TOTO_COMPILE_BACKEND={settings.backend}",
-    ]
-    if settings.capture_scalar_outputs:
-        lines.append("TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS=1")
-    return (*lines, *python_settings(settings))
-
-
-def python_settings(settings: CompileSettings) -> tuple[str, ...]:
-    """Return what no environment variable of torch sets, as the Python line that does."""
-    lines = []
-    if settings.recompile_limit is not None:
-        lines.append(f"# torch._dynamo.config.recompile_limit = {settings.recompile_limit}")
-    if settings.accumulated_recompile_limit is not None:
-        lines.append(f"# torch._dynamo.config.accumulated_recompile_limit = {settings.accumulated_recompile_limit}")
-    if settings.mark_dynamic:
-        lines.append("# torch._dynamo.mark_dynamic(inputs, -1)  # the time dimension, before the first forecast")
-    return tuple(lines)
-
-
 def _decide_device(
     device: Device, cells: Sequence[JudgedCell], rules: DecisionRules, unfinished: Sequence[UnfinishedCell]
 ) -> DeviceDecision:
@@ -205,14 +172,32 @@ def _decide_device(
     gaining = [one for one in passing if one.newest_pass and not compile_adds_nothing(one.newest_pass)]
     for_production = [one for one in gaining if one.newest_pass and rules.may_enable(one.newest_pass)]
     if for_production:
-        return _enable(device, max(for_production, key=_preference), contenders, rules)
+        enabled = _enable(device, max(for_production, key=_preference), contenders, rules)
+        return replace(enabled, allowed=_allowed(for_production, rules, compiled=True))
     if gaining:
         return _worth_checking(device, max(gaining, key=_preference), contenders, rules)
     if unfinished:  # any of them may be the row that compile can go back on with
         return _stopped_early(device, unfinished, contenders)
     if passing:
-        return _cache_only(device, max(passing, key=_preference), contenders)
+        alone = _cache_only(device, max(passing, key=_preference), contenders)
+        return replace(alone, allowed=_allowed([max(passing, key=_preference)], rules, compiled=False))
     return _without_pass(device, contenders)
+
+
+def _allowed(contenders: Sequence[Contender], rules: DecisionRules, *, compiled: bool) -> tuple[JudgedCell, ...]:
+    """List what passed as production runs it, of the preferred contender first, and of each the newest release.
+
+    A stale decision allows nothing.
+    """
+    if rules.is_stale:
+        return ()
+    preferred = sorted(contenders, key=_preference, reverse=True)
+    return tuple(
+        cell
+        for contender in preferred
+        for cell in reversed(contender.cells)
+        if cell.verdict is Status.PASS and rules.may_enable(cell) and not (compiled and compile_adds_nothing(cell))
+    )
 
 
 def _preference(contender: Contender) -> tuple[Version, int, bool, float]:
