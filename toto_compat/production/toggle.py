@@ -189,7 +189,7 @@ def _allowed(
 
 def _gpu_here() -> str | None:
     # here and not above: it is part of what may be broken
-    from toto_compat.runtimes.machine import find_gpus
+    from toto_compat.runtimes.nvidia_smi import find_gpus
 
     return next((gpu.name for gpu in find_gpus()), None)
 
