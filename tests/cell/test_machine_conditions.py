@@ -133,13 +133,38 @@ def nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return calls
 
 
-def test_a_gpu_tells_why_it_holds_back_and_who_computes_on_it(nvidia_smi: list[list[str]]) -> None:
+def test_a_gpu_tells_why_it_holds_back_and_who_computes_on_it(
+    nvidia_smi: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_sees_the_machines_processes", lambda: True)  # these tests may run in a container
     conditions = machine_conditions()
     assert conditions["gpu"]["throttled_by"] == ["gpu_idle", "hw_thermal_slowdown"]
     assert conditions["gpu"]["clocks.sm"] == "1980"
     told = [(one["name"], one["gpu_percent"], one["own"]) for one in conditions["gpu_processes"]]
     assert told == [("python", 60, True), ("trading bot", 45, False), ("Xorg", None, False)]
     assert all("--id=1" in call for call in nvidia_smi)
+
+
+def test_an_older_driver_is_asked_by_the_older_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real call, to a program on PATH that knows only one of the two names."""
+    for name, other in (module._HELD_BACK, module._HELD_BACK[::-1]):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(
+            f"#!/bin/sh\ncase \"$*\" in *{other}*) echo 'Field is not a valid field to query.'; exit 2;; "
+            f"*{name}*) echo '1980, 2619, 0x0000000000000040, 84, 97';; esac\n"
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5c89852c")
+        assert machine_conditions()["gpu"]["throttled_by"] == ["hw_thermal_slowdown"]
+
+
+@pytest.mark.usefixtures("nvidia_smi")
+def test_in_a_container_no_process_is_taken_for_its_own_by_a_number_of_another_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_FIRST_NAMESPACE", "pid:[1]")
+    assert [one["own"] for one in machine_conditions()["gpu_processes"]] == [None] * 3
 
 
 @pytest.mark.usefixtures("nvidia_smi")

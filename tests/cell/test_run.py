@@ -19,6 +19,7 @@ from toto_compat.cell.run import (
     GroupRun,
     InterruptedCellError,
     Starter,
+    failure_of_process,
     group_environment,
     plan_groups,
     run_cell,
@@ -451,6 +452,21 @@ def test_groups_share_compiler_caches_inside_the_cell_and_the_predictor_uses_non
     assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES" not in observe
     assert predictor["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] == "1"
     assert "TORCH_LOGS" not in observe
+
+
+def test_on_cuda_every_group_finds_the_kernels_that_were_tuned_before(tmp_path: Path) -> None:
+    """Without its caches Inductor tunes anew, and CUDA graphs would be those of other kernels than the timed ones."""
+    on_cuda = request_in(tmp_path).model_copy(update={"device": Device.CUDA})
+    of_groups = [group_environment(on_cuda, group) for group in Group]
+    assert all("TORCHINDUCTOR_FORCE_DISABLE_CACHES" not in one for one in of_groups)
+    assert len({one["TORCHINDUCTOR_CACHE_DIR"] for one in of_groups}) == 1
+
+
+def test_a_process_that_a_fault_of_the_machine_ended_says_what_to_do() -> None:
+    tail = ("terminate called after throwing", "CUDA error: uncorrectable ECC error encountered")
+    failure = failure_of_process(GroupRun(Group.SPEED), -6, tail, killed_for_memory=False)
+    assert failure.kind == "environment"
+    assert "restart the machine" in failure.message
 
 
 def test_no_folder_of_the_cell_can_be_imported_by_accident(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 
 import pytest
+import torch
 
 from tests.cell.small_trials import trial_of
 from toto_compat.cell import trial
@@ -86,6 +87,48 @@ def test_missing_memory_is_no_evidence_against_the_candidate(error: Exception) -
         raise error
     assert caught.value is error
     assert failure_of(error).kind == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "Triton Error [CUDA]: CUDA_ERROR_OUT_OF_MEMORY",
+        "CUDA driver error: out of memory",
+        "CUDA error: no kernel image is available for execution on the device",
+        "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    ],
+)
+def test_a_fault_of_the_gpu_or_its_driver_is_no_evidence_against_the_candidate(text: str) -> None:
+    for error in (RuntimeError(text), caused_by(RuntimeError(text)), BackendFailedError(RuntimeError(text))):
+        with pytest.raises(type(error)) as caught, blaming_the_candidate():
+            raise error
+        assert caught.value is error
+        assert failure_of(error).kind in ("environment", "out_of_memory")
+        assert "; " in failure_of(error).message, "says what to do"
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: device-side assert triggered", "CUDA error: an illegal memory access was encountered"]
+)
+def test_what_a_kernel_does_wrong_stays_the_candidates(text: str) -> None:
+    with pytest.raises(CandidateError), blaming_the_candidate():
+        raise RuntimeError(text)
+    assert failure_of(RuntimeError(text)).kind == "exception"
+
+
+def test_a_kernel_that_fails_later_is_waited_for_while_the_candidate_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an index out of bounds does: the call returns, and the next one that waits raises."""
+
+    def waits() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", waits)
+    with pytest.raises(CandidateError, match="device-side assert"), blaming_the_candidate():
+        pass
 
 
 def test_what_the_user_can_solve_is_no_evidence_against_the_candidate() -> None:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -112,12 +112,14 @@ def measured(suite: Suite, run: Callable[[], SuiteEvidence | StrictModel]) -> Su
 def failure_of(error: BaseException) -> Failure:
     """The first meaningful line of what was raised, and the end of its traceback."""
     # torch comes with it, see above
-    from toto_compat.cell.trial import is_out_of_memory, telling_line
+    from toto_compat.cell.trial import fault_of_the_machine, is_out_of_memory, telling_line
 
     lines = "".join(traceback.format_exception(error)).splitlines()
+    advice = fault_of_the_machine(error)
+    kind: Literal["out_of_memory", "environment", "exception"] = "environment" if advice else "exception"
     return Failure(
-        kind="out_of_memory" if is_out_of_memory(error) else "exception",
-        message=telling_line(error),
+        kind="out_of_memory" if is_out_of_memory(error) else kind,
+        message=f"{telling_line(error)}; {advice}" if advice else telling_line(error),
         last_lines=tuple(lines[-LAST_LINES:]),
     )
 

@@ -20,7 +20,11 @@ _MB = 1 << 20
 _FIRST_CPU = Path("/sys/devices/system/cpu/cpu0")
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
-# Bits of clocks_throttle_reasons.active, as NVML numbers them.
+# What drivers call it, the newest name first: 535 renamed it.
+_HELD_BACK = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+_FIRST_NAMESPACE = "pid:[4026531836]"  # of processes: the machine's own, by the number that Linux gives it
+
+# Its bits, as NVML numbers them.
 GPU_THROTTLE_REASONS = {
     0x001: "gpu_idle",
     0x002: "applications_clocks_setting",
@@ -131,12 +135,15 @@ def _gpu() -> dict[str, Any]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
     if not visible or not shutil.which("nvidia-smi"):
         return {}
-    names = ("clocks.sm", "clocks.mem", "clocks_throttle_reasons.active", "temperature.gpu", "utilization.gpu")
-    answer = _nvidia_smi(f"--id={visible}", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
-    if not answer:
+    for held_back in _HELD_BACK:
+        names = ("clocks.sm", "clocks.mem", held_back, "temperature.gpu", "utilization.gpu")
+        answer = _nvidia_smi(f"--id={visible}", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
+        if answer:
+            break
+    else:
         return {}
     read = dict(zip(names, (part.strip() for part in answer.splitlines()[0].split(",")), strict=True))
-    reasons = int(read["clocks_throttle_reasons.active"], 16)
+    reasons = int(read[held_back], 16)
     return {
         "gpu": {**read, "throttled_by": [name for bit, name in GPU_THROTTLE_REASONS.items() if reasons & bit]},
         "gpu_processes": _gpu_processes(_nvidia_smi("pmon", f"--id={visible}", "-c", "1", "-s", "u")),
@@ -147,7 +154,8 @@ def _gpu_processes(table: str) -> list[dict[str, Any]]:
     """The processes of `nvidia-smi pmon`, whose first line names the columns."""
     headings, *lines = table.splitlines() or [""]
     columns = headings.lstrip("# ").split()
-    own = tree_of(os.getpid())
+    # in a container processes have other numbers than the driver, which counts on the machine, knows them by
+    own = tree_of(os.getpid()) if _sees_the_machines_processes() else None
     found = []
     for line in lines:
         row = dict(zip(columns, line.split(maxsplit=max(0, len(columns) - 1)), strict=False))
@@ -158,10 +166,17 @@ def _gpu_processes(table: str) -> list[dict[str, Any]]:
                     "pid": int(row["pid"]),
                     "name": row.get("command", "").strip(),
                     "gpu_percent": int(share) if share.isdigit() else None,
-                    "own": int(row["pid"]) in own,
+                    "own": int(row["pid"]) in own if own is not None else None,
                 }
             )
     return found
+
+
+def _sees_the_machines_processes() -> bool:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink()) == _FIRST_NAMESPACE
+    except OSError:
+        return False
 
 
 def _nvidia_smi(*arguments: str) -> str:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from toto_compat.cell.fork_server import ForkServer
 from toto_compat.cell.group import LAST_LINES, GroupResult, suite_function
 from toto_compat.cell.kept import KeptFromTheCandidate
+from toto_compat.cell.machine_faults import what_the_machine_lacks
 from toto_compat.cell.process_tree import OUT_OF_MEMORY_TEXTS
 from toto_compat.cell.provenance import collect_provenance, complete_provenance
 from toto_compat.cell.quiet import QuietLock
@@ -162,7 +163,8 @@ def group_environment(request: CellRequest, group: Group) -> dict[str, str]:
     }
     for name in ("TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         environment.pop(name, None)
-    return {**environment, **group.rule.variables}
+    # on CUDA the predictor's would switch the autotune cache off as well, and other kernels run than were timed
+    return {**environment, **({} if request.device is Device.CUDA else group.rule.variables)}
 
 
 def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand = group_command) -> CellResult:
@@ -347,6 +349,8 @@ def failure_of_process(run: GroupRun, returncode: int, tail: tuple[str, ...], *,
             message=f"the {run.name} group {ended}: out of memory; raise limits.memory or shrink the workload",
             last_lines=tail,
         )
+    if advice := what_the_machine_lacks("\n".join(tail)):
+        return Failure(kind="environment", message=f"the {run.name} group {ended}: {advice}", last_lines=tail)
     return Failure(kind="crash", message=f"the {run.name} group {ended}", last_lines=tail)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from toto_compat.cell.machine_faults import what_the_machine_lacks
 from toto_compat.cell.process_tree import OUT_OF_MEMORY_TEXTS
 from toto_compat.cell.quiet import QuietLock
 from toto_compat.contract.request import CacheRequest, CellRequest, CompileSettings, CsvSeries, Workload
@@ -39,10 +40,12 @@ def blaming_the_candidate() -> Iterator[None]:
     """
     try:
         yield
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # what a kernel did wrong is told by the next call that waits: let that be here
     except (TotoCompatError, CandidateError):
         raise
     except Exception as error:
-        if disk_is_full(error) or is_out_of_memory(error):
+        if disk_is_full(error) or is_out_of_memory(error) or fault_of_the_machine(error):
             raise
         raise CandidateError(error) from error
 
@@ -63,6 +66,11 @@ def is_out_of_memory(error: BaseException) -> bool:
         or any(text in str(cause) for text in OUT_OF_MEMORY_TEXTS)
         for cause in all_behind(error)
     )
+
+
+def fault_of_the_machine(error: BaseException) -> str:
+    """Say what to do if the GPU, its driver or another program on it is behind an error; '' if it may be a cache."""
+    return next((advice for cause in all_behind(error) if (advice := what_the_machine_lacks(str(cause)))), "")
 
 
 def all_behind(error: BaseException) -> Iterator[BaseException]:

@@ -13,7 +13,7 @@ from toto_compat.contract.table import Table
 class GroupRule:
     """Says how the process of a group is started."""
 
-    variables: Mapping[str, str] = field(default_factory=dict)  # what torch reads when it is imported
+    variables: Mapping[str, str] = field(default_factory=dict)  # what torch reads at import, in a cell on the CPU
     repeated: bool = False  # once per `repeats` of the profile, but only once in a cell that cannot PASS any more
     pointless_if_forecast_raised: bool = False  # a forecast that cannot be compiled has no speed
     only_while_it_can_pass: bool = False  # skipped once a measured figure breaks a limit

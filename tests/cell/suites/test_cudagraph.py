@@ -1,7 +1,7 @@
 """CUDA graphs: what Inductor would refuse, on graphs made to be refused, and what is made of a GPU's measurements."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +17,15 @@ from toto_compat.cell.suites.cudagraph import (
     KeptOut,
     checking_backend,
     counting_kept_out,
-    counting_launches,
     cpu_finding_backend,
     measure,
     measured_figures,
     predict,
 )
+from toto_compat.cell.suites.cudagraph_replays import SeenStep
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.events import EventKind
-from toto_compat.contract.result import Kind
+from toto_compat.contract.result import Figure, Kind
 
 pytestmark = pytest.mark.cell
 
@@ -199,31 +199,30 @@ def test_a_graph_left_out_without_a_word_is_counted(reasons: list[str], graphs: 
 
 
 def test_a_step_that_is_captured_whole_gives_zero() -> None:
-    assert measured_figures(0, KeptOut(), [1, 2, 1])["cudagraphs"].value == 0
+    assert measured_figures(0, KeptOut(), Figure(value=0))["cudagraphs"].value == 0
 
 
 @pytest.mark.parametrize(
-    ("skips", "kept_out", "decode", "value"),
+    ("skips", "kept_out", "without_replay", "value"),
     [
-        (1, KeptOut(), [1, 1], 1),
-        (0, KeptOut(parts=2), [1, 1], 2),
-        (0, KeptOut(graphs=1), [1, 1], 1),
-        (0, KeptOut(), [1, 0], 1),
-        (1, KeptOut(parts=1), [0], 3),
-        (1, KeptOut(), [], 1),
+        (1, KeptOut(), 0, 1),
+        (0, KeptOut(parts=2), 0, 2),
+        (0, KeptOut(graphs=1), 0, 1),
+        (0, KeptOut(), 1, 1),
+        (1, KeptOut(parts=1), 1, 3),
+        (1, KeptOut(), None, 1),
     ],
 )
 def test_whatever_runs_outside_cuda_graphs_counts(
-    skips: int, kept_out: KeptOut, decode: list[int | None], value: float
+    skips: int, kept_out: KeptOut, without_replay: int | None, value: float
 ) -> None:
-    assert measured_figures(skips, kept_out, decode)["cudagraphs"].value == value
+    assert measured_figures(skips, kept_out, Figure(value=without_replay))["cudagraphs"].value == value
 
 
-@pytest.mark.parametrize(("decode", "why"), [([], "no decode step"), ([None, None], "CUDA runtime")])
-def test_what_could_not_be_seen_decides_nothing(decode: list[int | None], why: str) -> None:
-    figures = measured_figures(0, KeptOut(), decode)
+def test_what_could_not_be_seen_decides_nothing() -> None:
+    figures = measured_figures(0, KeptOut(), Figure(value=None, missing="no decode step ran"))
     assert figures["cudagraphs"].value is figures["steps_without_replay"].value is None
-    assert why in figures["cudagraphs"].missing
+    assert "no decode step" in figures["cudagraphs"].missing
 
 
 @pytest.fixture
@@ -233,28 +232,38 @@ def eager_candidate(monkeypatch: pytest.MonkeyPatch) -> Trial:
     return replace(trial_of("upstream"), mode="reduce-overhead")
 
 
-def test_a_horizon_of_one_patch_shows_no_decode_step(monkeypatch: pytest.MonkeyPatch, eager_candidate: Trial) -> None:
-    def counting(launches: list[int | None]) -> Any:
+@pytest.fixture
+def a_gpu_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both witnesses see one replay in every step, and the host never waits: what they do is tested beside this."""
+
+    def witnessing(steps: list[SeenStep]) -> Any:
         @contextmanager
         def step(_index: int) -> Iterator[None]:
             yield
-            launches.append(1)
+            steps.append(SeenStep(launches=1, captures=0, replays=1, recordings=0))
 
         return step
 
-    monkeypatch.setattr(cudagraph, "counting_launches", counting)
-    workload = WORKLOAD.model_copy(update={"horizon_patches": (1,)})
+    monkeypatch.setattr(cudagraph, "witnessing", witnessing)
+    monkeypatch.setattr(cudagraph, "counting_host_syncs", lambda found: nullcontext(found.append("sampling.py:12")))
+
+
+@pytest.mark.usefixtures("a_gpu_that_is_none")
+@pytest.mark.parametrize(("horizon", "value"), [(1, None), (2, 0)])
+def test_a_horizon_of_one_patch_shows_no_decode_step(horizon: int, value: int | None, eager_candidate: Trial) -> None:
+    workload = WORKLOAD.model_copy(update={"horizon_patches": (horizon,)})
     evidence = measure(replace(eager_candidate, workload=workload))
-    assert evidence.details["launches_per_step"] == [1]
-    assert "no decode step" in evidence.figures["cudagraphs"].missing
+    assert len(evidence.details["steps"]) == horizon
+    assert evidence.figures["cudagraphs"].value == value
+    assert value is not None or "no decode step" in evidence.figures["cudagraphs"].missing
 
 
-def test_a_profile_without_the_cuda_runtime_is_not_a_step_without_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    launches: list[int | None] = []
-    with counting_launches(launches)(0):
-        torch.ones(2).sum()
-    assert launches == [None]
+@pytest.mark.usefixtures("a_gpu_that_is_none")
+def test_where_the_host_waits_is_counted_and_named_in_every_mode(eager_candidate: Trial) -> None:
+    evidence = measure(replace(eager_candidate, mode="default"))
+    assert evidence.figures["host_syncs"].value == evidence.figures["host_syncs_sampled"].value == 1
+    assert evidence.details["host_syncs"] == {"sampling.py:12": 1}
+    assert "mode default" in evidence.figures["cudagraphs"].missing
 
 
 @pytest.mark.parametrize("run", [predict, measure])

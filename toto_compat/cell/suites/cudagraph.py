@@ -18,10 +18,16 @@ from torch._inductor import cudagraph_utils
 from torch._inductor import utils as inductor_utils
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.scheduler import Scheduler
-from torch.profiler import ProfilerActivity, profile
 
 from toto_compat.cell.live import CompilerWatch
 from toto_compat.cell.session import Session
+from toto_compat.cell.suites.cudagraph_replays import (
+    SYNC_METHOD,
+    SeenStep,
+    counting_host_syncs,
+    replay_figure,
+    witnessing,
+)
 from toto_compat.cell.trial import Trial, blaming_the_candidate, telling_line
 from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.result import Figure, Kind, Outcome, SuiteEvidence
@@ -36,7 +42,7 @@ PREDICTED_METHOD = (
 )
 MEASURED_METHOD = (
     "graphs that Inductor skipped, by its counter, and parts of graphs that it kept out of CUDA graphs, both with the "
-    "warm-up; and decode steps after it without a cudaGraphLaunch"
+    "warm-up; and decode steps after it that replayed no graph, by CUPTI and by torch itself"
 )
 # A graph is recorded on its second call and replayed from the third on.
 WARM_UP_FORECASTS = 3
@@ -315,16 +321,8 @@ def _event(kind: EventKind, reason: str, count: int) -> Event:
 
 
 def measure(trial: Trial) -> SuiteEvidence:
-    """Warm up until graphs are recorded, then profile one forecast step by step."""
-    if trial.mode == "default":
-        figure = Figure(value=None, missing="mode default does not use CUDA graphs")
-        return SuiteEvidence(
-            suite=Suite.CUDAGRAPH,
-            outcome=Outcome.MEASURED,
-            method=MEASURED_METHOD,
-            figures={"cudagraphs": figure},
-        )
-    launches: list[int | None] = []
+    """Warm up until graphs are recorded, look at one forecast step by step, then at where the host waits."""
+    steps: list[SeenStep] = []
     with CompilerWatch("warm-up") as watch, counting_kept_out() as kept_out:
         model = trial.compiled()
         series = _series(trial, model)
@@ -332,20 +330,48 @@ def measure(trial: Trial) -> SuiteEvidence:
             for _ in range(WARM_UP_FORECASTS):
                 _forecast(model, series)
             after = watch.mark("measured")
-            with observed(model, counting_launches(launches)):
+            with observed(model, witnessing(steps)):
                 _forecast(model, series)
+    mean_syncs = _host_syncs(lambda: _forecast(model, series))
+    sampled_syncs = _host_syncs(lambda: _sampled_forecast(trial, model, series), warm_up=WARM_UP_FORECASTS)
+    if trial.mode == "default":
+        figures = {"cudagraphs": Figure(value=None, missing="mode default does not use CUDA graphs")}
+    else:
+        figures = measured_figures(watch.total.cudagraph_skips, kept_out, replay_figure(steps[1:]))
+    figures["host_syncs"] = Figure(value=len(mean_syncs), method=f"a mean forecast: {SYNC_METHOD}")
+    figures["host_syncs_sampled"] = Figure(value=len(sampled_syncs), method=f"a sampled forecast: {SYNC_METHOD}")
     return SuiteEvidence(
         suite=Suite.CUDAGRAPH,
         outcome=Outcome.MEASURED,
         method=MEASURED_METHOD,
-        figures=measured_figures(watch.total.cudagraph_skips, kept_out, launches[1:]),
+        figures=figures,
         events=tuple(
             event
             for event in watch.total.events
             if event.kind in (EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION)
         ),
-        details={"launches_per_step": launches, "skips_after_warm_up": after.cudagraph_skips},
+        details={
+            "steps": [asdict(step) for step in steps],
+            "skips_after_warm_up": after.cudagraph_skips,
+            "host_syncs": dict(Counter(mean_syncs)),
+            "host_syncs_sampled": dict(Counter(sampled_syncs)),
+        },
     )
+
+
+def _host_syncs(forecast: Callable[[], None], *, warm_up: int = 0) -> list[str]:
+    found: list[str] = []
+    with blaming_the_candidate():
+        for _ in range(warm_up):
+            forecast()
+        with counting_host_syncs(found):
+            forecast()
+    return found
+
+
+def _sampled_forecast(trial: Trial, model: BoundModel, series: Series) -> None:
+    samples = trial.workload.samples_per_batch
+    model.generate_samples(series, series.truth.shape[-1], num_samples=samples, samples_per_batch=samples)
 
 
 @dataclass
@@ -356,19 +382,9 @@ class KeptOut:
     graphs: int = 0
 
 
-def measured_figures(skips: int, kept_out: KeptOut, decode: Sequence[int | None]) -> dict[str, Figure]:
-    """The gate's figure and what it is the sum of. `decode`: CUDA graphs launched per step, None if not to be seen."""
+def measured_figures(skips: int, kept_out: KeptOut, replay: Figure) -> dict[str, Figure]:
+    """The gate's figure and what it is the sum of. `replay`: decode steps without one, by both witnesses."""
     outside = kept_out.parts + kept_out.graphs
-    if not decode:
-        replay = Figure(value=None, missing="no decode step ran: the first horizon is one patch long")
-    elif None in decode:
-        replay = Figure(
-            value=None,
-            missing="the profiler delivered no event of the CUDA runtime: whether a step replayed a CUDA graph cannot "
-            "be seen; let this user profile the GPU (CUPTI)",
-        )
-    else:
-        replay = Figure(value=decode.count(0), method=f"of {len(decode)} decode steps after warm-up")
     seen = skips + outside
     if replay.value is not None:
         gate = Figure(value=seen + replay.value, method=MEASURED_METHOD)
@@ -424,17 +440,3 @@ def _counting_graphs(original: Callable[..., Any], kept_out: KeptOut) -> Callabl
         kept_out.graphs += bool(compiled_graph.cudagraph_info.cudagraph_fail_reasons)
 
     return post_compile
-
-
-def counting_launches(launches: list[int | None]) -> Callable[[int], Any]:
-    """An observer that profiles each step and counts the CUDA graphs it launched; None where CUDA was not profiled."""
-
-    @contextmanager
-    def step(_index: int) -> Iterator[None]:
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-            yield
-            torch.cuda.synchronize()  # of the CUDA runtime itself: it is in every profile that sees the runtime
-        of_runtime = [event.name for event in profiler.events() if event.name.startswith("cuda")]
-        launches.append(of_runtime.count("cudaGraphLaunch") if of_runtime else None)
-
-    return step

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any
 
+from toto_compat.cell.device_memory import held_on_device
 from toto_compat.cell.process_tree import give_back_what_is_free, resident_bytes, tree_own_bytes, watching_the_tree
 from toto_compat.contract.result import Figure, Outcome, SuiteEvidence
 from toto_compat.contract.statistics import Interval, growth_per_reading
@@ -24,20 +25,22 @@ if TYPE_CHECKING:
     from toto_compat.model.bound import BoundModel
     from toto_compat.model.series import Series
 
-HOST, CUDA_RESERVED, CUDA_DEVICE = "host", "cuda_reserved", "cuda_device"
+HOST, CUDA_RESERVED, CUDA_DEVICE, CUDA_HELD = "host", "cuda_reserved", "cuda_device", "cuda_held"
 MB = 1 << 20
 # Forecasts that are read one by one. A leak that begins later, or comes in rarer bursts, is not seen.
 READ_FORECASTS = 60
 # What dynamo and inductor keep, in proportion to what was announced. fixed_size held 45 MB more than eager on `tiny`,
 # 140 on `base` with three batches (torch 2.13, CPU, filled inductor cache); without its buffers, 19 and 112 MB by their
 # shapes, 27 and 28 are left. A first compile of anything keeps 22. That 48 are allowed for it is this project's choice.
+# On a GPU the same is allowed for compiled kernels and the pools of CUDA graphs, which have a segment of 20 MB each.
 COMPILER_BYTES_A_BATCH = 16 * MB
 
 METHOD = (
     f"at the smallest context, mean forecasts of every batch and sampled ones, two series in turn: all twice, then "
     f"{READ_FORECASTS} of them; then garbage is collected and freed memory given back to the kernel. Held: anonymous "
-    "and shared memory of the process and its children (CUDA: what torch has reserved once its cache is emptied, which "
-    "the pools of CUDA graphs are part of), minus the same before any model was made, inductor imported"
+    "and shared memory of the process and its children (CUDA: what the device itself counts, kernels, workspaces and "
+    "pools of CUDA graphs included, less what is free in the allocator's own segments), minus the same before any "
+    "model was made, inductor imported"
 )
 RATIO_METHOD = (
     "held by the compiled cell / (held by upstream eager + 16 MB for every announced batch, which a compiler keeps "
@@ -50,7 +53,7 @@ GROWTH_METHOD = (
 
 
 class MemoryRun(StrictModel):
-    """Holds what one process held, in bytes by place: host; on CUDA also cuda_reserved and cuda_device."""
+    """Holds what one process held, in bytes by place: host; on CUDA also cuda_reserved, cuda_device and cuda_held."""
 
     imports: dict[str, int]  # before any model was made
     readings: dict[str, tuple[int, ...]]  # after each forecast of the loop
@@ -64,8 +67,15 @@ class MemoryRun(StrictModel):
     @property
     def beyond_imports(self) -> int:
         """What the model, its compiler and its forecasts hold, where forecasts are made."""
-        place = CUDA_RESERVED if CUDA_RESERVED in self.held else HOST
+        return self.gained(CUDA_HELD if CUDA_HELD in self.held else HOST)
+
+    def gained(self, place: str) -> int:
         return self.held[place] - self.imports[place]
+
+    @property
+    def shares_the_device(self) -> bool:
+        """Tell if the device counts less than torch itself has taken there: another program gave memory back."""
+        return CUDA_DEVICE in self.held and self.gained(CUDA_DEVICE) < self.gained(CUDA_RESERVED)
 
     @property
     def growth(self) -> Interval:
@@ -194,7 +204,8 @@ def read_memory(device: str) -> dict[str, int]:
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         # the device's own count, because memory that torch did not allocate is in no count of torch's
-        read |= {CUDA_RESERVED: torch.cuda.memory_reserved(), CUDA_DEVICE: total - free}
+        held = held_on_device(used_on_device=total - free, segments=torch.cuda.memory_snapshot())
+        read |= {CUDA_RESERVED: torch.cuda.memory_reserved(), CUDA_DEVICE: total - free, CUDA_HELD: held}
     return read
 
 
@@ -257,6 +268,9 @@ def _ratio(reference: MemoryRun, compiled: MemoryRun, *, inductor_cache_filled: 
             "a process that compiles cold keeps more than one that finds it compiled: the recompile suite fills the "
             "inductor cache, and it did not finish or was not asked for"
         )
+        return Figure(value=None, unit="x", missing=missing)
+    if compiled.shares_the_device or reference.shares_the_device:
+        missing = "another program gave memory of the GPU back meanwhile: run it again on a GPU of its own"
         return Figure(value=None, unit="x", missing=missing)
     allowed = reference.beyond_imports + compiled.announced_batches * COMPILER_BYTES_A_BATCH
     return Figure(value=compiled.beyond_imports / allowed, unit="x", method=RATIO_METHOD)

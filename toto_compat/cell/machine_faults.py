@@ -1,0 +1,29 @@
+"""Errors of CUDA that speak of the machine, the driver or another program on the GPU, and never of a cache."""
+
+# By words of CUDA, cuBLAS, cuDNN and Triton; what to do about each.
+_MEMORY = "the GPU's memory is used up: end other programs on it, or take a smaller workload"
+_RESTART = "the GPU or its driver is in a bad state: `dmesg | grep -i xid` says more; restart the machine"
+MACHINE_FAULTS = {
+    "CUBLAS_STATUS_ALLOC_FAILED": _MEMORY,
+    "CUDNN_STATUS_ALLOC_FAILED": _MEMORY,
+    "CUSOLVER_STATUS_ALLOC_FAILED": _MEMORY,
+    "driver error: out of memory": _MEMORY,
+    "CUDA_ERROR_OUT_OF_MEMORY": _MEMORY,
+    "no kernel image is available": "the wheel has no kernels for this GPU: take an environment that has",
+    "uncorrectable ECC error": _RESTART,
+    "CUDA error: unknown error": _RESTART,
+    "unspecified driver error": _RESTART,
+    "GPU is lost": _RESTART,
+    "hardware stack error": _RESTART,
+    "busy or unavailable": "another program holds the GPU alone (compute mode Exclusive_Process): end it, or "
+    "`nvidia-smi -c DEFAULT`",
+    "driver version is insufficient": "update the NVIDIA driver",
+    "no CUDA-capable device is detected": "the GPU is gone: `nvidia-smi` says why",
+    "system not yet initialized": "start NVIDIA's fabric manager (`systemctl start nvidia-fabricmanager`)",
+    "Failed to initialize NVML": _RESTART,
+}
+
+
+def what_the_machine_lacks(text: str) -> str:
+    """Say what to do if these words speak of the machine; '' if they may be a cache's fault."""
+    return next((advice for words, advice in MACHINE_FAULTS.items() if words in text), "")
