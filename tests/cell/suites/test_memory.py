@@ -116,7 +116,7 @@ def test_on_cuda_a_device_that_another_program_left_meanwhile_gives_no_ratio() -
 
 @pytest.mark.parametrize("place", [HOST, CUDA_RESERVED, CUDA_DEVICE, CUDA_HELD])
 def test_on_cuda_a_leak_is_seen_wherever_it_is(place: str) -> None:
-    still = dict.fromkeys((HOST, CUDA_RESERVED, CUDA_DEVICE, CUDA_HELD), (5 * MB,) * 60)
+    still: dict[str, Any] = dict.fromkeys((HOST, CUDA_RESERVED, CUDA_DEVICE, CUDA_HELD), (5 * MB,) * 60)
     leak = tuple(itertools.accumulate([MB] * 60))
     assert on_cuda(500, **{**still, place: leak}).growth.value == pytest.approx(1.0)
 
