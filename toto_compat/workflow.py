@@ -104,6 +104,11 @@ def sigterm_as_interrupt() -> Iterator[None]:
 @click.option("--jobs", type=click.IntRange(min=1), help="Cells at a time.  [default: one per GPU, on a CPU up to 2]")
 @click.option("--fresh", is_flag=True, help="Run every cell again, also those that did not change.")
 @click.option("--rebuild", is_flag=True, help="Build container images anew, also those that are there.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="Your own series: a CSV, or a folder with one per symbol."
+)
+@click.option("--column", metavar="NAME", help="The column of your series to forecast.  [default: close]")
+@click.option("--symbols", multiple=True, metavar="A,B", help="Which of your series.  [default: all]")
 @click.option("--run", metavar="NAME", help="Name of the run's folder in results/.")
 @click.option("--require", multiple=True, metavar="SELECTOR", help="Fail (exit code 7) unless these rows are PASS.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop: nothing is fetched, built, removed or run.")
@@ -115,6 +120,8 @@ def matrix_command(**asked: Any) -> None:
 
     SELECTORs are globs over <environment>/<cache>/<mode>[+<settings>]; '!glob' leaves cells out. Without one, what this
     machine can judge is run: the newest CPU environment, or with a GPU production's and the newest release."""
+    if asked["data"] is None and (asked["column"] or asked["symbols"]):
+        raise click.UsageError("--column and --symbols say which of your series: name these with --data")
     code = run_matrix(Asked(**asked))
     if code != ExitCode.OK:
         sys.exit(code)

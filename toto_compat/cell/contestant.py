@@ -22,6 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from toto_compat.cell.group import die_with_the_orchestrator, failure_of
+from toto_compat.cell.live import CompilerWatch
 from toto_compat.cell.process_tree import tree_cpu_seconds
 from toto_compat.cell.switches import changed, switches
 from toto_compat.cell.trial import CandidateError, blaming_the_candidate, synchronise
@@ -31,8 +32,8 @@ from toto_compat.contract.strict_model import StrictModel
 from toto_compat.model.bound import BoundModel
 from toto_compat.model.series import Series
 
-_STOP = b""
-_READY, _FORECAST, _FAILED, _ENDED = b"R", b"F", b"E", b"."
+_STOP, _COUNT = b"", b"?"
+_READY, _FORECAST, _FAILED, _ENDED, _COUNTED = b"R", b"F", b"E", b".", b"#"
 
 
 class Introduction(StrictModel):
@@ -62,14 +63,23 @@ class Contestant:
     """The side of whoever takes the time. Leaving the block ends the process."""
 
     def __init__(
-        self, name: str, make_model: Callable[[], BoundModel], *, device: str, settings: CompileSettings
+        self,
+        name: str,
+        make_model: Callable[[], BoundModel],
+        *,
+        device: str,
+        settings: CompileSettings,
+        watched: bool = False,  # so that compilations can be asked for
     ) -> None:
         self.name = name
         self._connection, theirs = multiprocessing.Pipe()
         # a fork has imported torch already; CUDA does not survive one
         context: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
         self._process = context.Process(
-            target=_serve, args=(theirs, make_model, torch.get_num_threads(), device, settings), name=name
+            target=_serve,
+            args=(theirs, make_model, torch.get_num_threads(), device, settings),
+            kwargs={"watched": watched},
+            name=name,
         )
         self._process.start()
         theirs.close()
@@ -95,6 +105,12 @@ class Contestant:
             return load(answer)["forecast"]
         except (SafetensorError, KeyError) as error:
             raise self._error(f"its forecast cannot be read: {error}", by_the_model=True) from error
+
+    def compilations(self) -> int:
+        """Tell how many compilations it began since it was last asked; it has to be watched."""
+        with contextlib.suppress(BrokenPipeError):
+            self._connection.send_bytes(_COUNT)
+        return int(json.loads(self._answer(_COUNTED)))
 
     def end(self) -> tuple[str, ...]:
         """Tell it that this was all; returns the switches of torch that it changed."""
@@ -144,17 +160,30 @@ def _series_of(content: bytes, device: str) -> Series:
 
 
 def _serve(
-    connection: Connection, make_model: Callable[[], BoundModel], threads: int, device: str, settings: CompileSettings
+    connection: Connection,
+    make_model: Callable[[], BoundModel],
+    threads: int,
+    device: str,
+    settings: CompileSettings,
+    *,
+    watched: bool,
 ) -> None:
     """Make the model, then forecast what comes until told to end."""
     die_with_the_orchestrator()
     torch.set_num_threads(threads)
+    watch = CompilerWatch()
+    if watched:
+        watch.__enter__()  # to the end of this process
     before = switches()
     try:
         model = make_model()
         introduction = Introduction(patch_size=model.patch_size, cache_class=model.cache_class)
         connection.send_bytes(_READY + introduction.model_dump_json().encode())
         while (asked := connection.recv_bytes()) != _STOP:
+            if asked == _COUNT:
+                connection.send_bytes(_COUNTED + json.dumps(len(watch.phases[-1].compile_starts)).encode())
+                watch.mark("since it was asked")
+                continue
             horizon, series = int.from_bytes(asked[:8], "big"), _series_of(asked[8:], device)
             with blaming_the_candidate():
                 forecast = model.generate_mean(series, horizon)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from toto_compat.cell.quiet import QuietLock
 from toto_compat.cell.trial import Trial
-from toto_compat.contract.request import CellProfile, CellRequest, Demand
+from toto_compat.contract.request import CellProfile, CellRequest, Demand, SymbolSeries
 from toto_compat.contract.suites import Group, Suite
 from toto_compat.model.bound import BoundModel
 
@@ -22,12 +22,19 @@ class Session:
     bound: BoundModel | None = None  # the candidate, once it was asked for
     work: Path = Path()  # the cell's folder, where its processes leave files for each other
     demands: tuple[Demand, ...] = ()  # what the cell must keep to PASS
+    symbols: tuple[SymbolSeries, ...] = ()  # the user's own series
     cache_class_elsewhere: str = ""  # what a process that this one started has bound
     changed_elsewhere: tuple[str, ...] = ()  # switches of torch that the candidate changed there
 
     @classmethod
     def of(cls, request: CellRequest, quiet: QuietLock) -> Self:
-        return cls(Trial.of(request, quiet), request.profile, work=Path(request.work_folder), demands=request.demands)
+        return cls(
+            Trial.of(request, quiet),
+            request.profile,
+            work=Path(request.work_folder),
+            demands=request.demands,
+            symbols=request.symbols,
+        )
 
     def measured(self, suite: Suite, group: Group) -> Mapping[str, Any]:
         """Return what an earlier process of this cell measured for a suite."""

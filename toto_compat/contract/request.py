@@ -65,6 +65,19 @@ class CsvSeries(StrictModel):
     value_columns: tuple[str, ...] = Field(min_length=1, description="names of the columns to forecast")
 
 
+# Points in a patch of the models that can be forecast with: a checkpoint has to fit the one that its workload names.
+PATCH_SIZES = {"tiny": 32, "base": 64}
+
+
+class SymbolSeries(StrictModel):
+    """One of the user's own series, named on the command line and forecast beside the workload."""
+
+    name: str  # of its file, as it is shown
+    series: CsvSeries
+    content: str = ""  # SHA-256 of its file
+    notes: tuple[str, ...] = ()  # what stands out in it
+
+
 class Workload(StrictModel):
     """Holds what is forecast. Lengths are in patches, so that they mean the same for every model size."""
 
@@ -97,6 +110,10 @@ class Workload(StrictModel):
             raise ValueError("groups must not exceed variates")
         return self
 
+    @property
+    def patch_size(self) -> int:
+        return PATCH_SIZES[self.model]
+
 
 class CellProfile(StrictModel):
     """Says how hard a cell is tried."""
@@ -104,7 +121,7 @@ class CellProfile(StrictModel):
     iterations: int = Field(ge=1, description="a whole number of rounds of timed forecasts")
     forecasts_per_iteration: int = Field(default=12, ge=1, description="timed forecasts per iteration and contestant")
     repeats: int = Field(default=1, ge=1, description="fresh processes the speed suite is repeated in")
-    suites: tuple[Suite, ...] = tuple(Suite)
+    suites: tuple[Suite, ...] = tuple(suite for suite in Suite if not suite.rule.needs_symbols)
     unannounced_shapes: bool = Field(default=True, description="also look what shapes cost that nobody announced")
     timeout_minutes: float = Field(default=30, gt=0, description="per cell")
 
@@ -163,6 +180,7 @@ class CellRequest(StrictModel):
     work_folder: str = ""  # inductor cache, logs and group results; empty at the start of the cell but for references
     checkpoint_folder: str | None = None
     csv: CsvSeries | None = None
+    symbols: tuple[SymbolSeries, ...] = ()  # the user's own series; their files lie in one folder
     quiet_lock: str | None = None  # a file; timing loops hold it exclusively, everything else shares it
     origin: Origin = Origin()
     demands: tuple[Demand, ...] = ()  # once one is broken, checks that could not save the cell are skipped

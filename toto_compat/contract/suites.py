@@ -35,6 +35,7 @@ class Group(Table):
     CANDIDATE = "candidate", GroupRule(after=("reference",))
     COMPARE = "compare", GroupRule(after=("reference", "candidate"), imports_the_candidate=False)
     SPEED = "speed", GroupRule(repeated=True, pointless_if_forecast_raised=True)
+    SYMBOLS = "symbols", GroupRule(pointless_if_forecast_raised=True)
     MEMORY = "memory", GroupRule(pointless_if_forecast_raised=True, only_while_it_can_pass=True)
     MEMORY_REFERENCE = (
         "memory_reference",
@@ -55,6 +56,7 @@ class SuiteRule:
     version: int  # raised when what is measured changes: stored results of another version are stale
     runners: Mapping[Group, str]
     combine: str = ""
+    needs_symbols: bool = False  # runs where the user gave series of their own, and only there
     over_repeats: bool = False  # takes every repeat of a repeated group; the others are told by the first
 
 
@@ -103,6 +105,7 @@ class Suite(Table):
             version=3, runners={Group.SPEED: "speed:run_speed"}, combine="speed_figures:combine", over_repeats=True
         ),
     )
+    SYMBOLS = "symbols", SuiteRule(version=1, runners={Group.SYMBOLS: "symbols:run_symbols"}, needs_symbols=True)
 
 
 SUITE_LINE = "::suite "  # what a cell prints when a suite begins or ends: '::suite recompile start'

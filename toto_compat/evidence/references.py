@@ -51,6 +51,7 @@ def request_for_references(request: CellRequest) -> CellRequest:
             "profile": profile,
             "workload_name": "",
             "demands": (),
+            "symbols": (),
             "only_references": True,
         }
     )

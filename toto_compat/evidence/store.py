@@ -217,6 +217,9 @@ def cell_key(request: CellRequest, *, lock: str, source_hash: str, machine: str)
     if request.csv:
         canonical["csv"]["path"] = file_hash(Path(request.csv.path))
         canonical["workload"]["csv"] = None
+    for symbol in canonical["symbols"]:  # by its content; what stands out in it follows from that
+        symbol["series"].pop("path")
+        symbol.pop("notes")
     if request.checkpoint_folder:
         canonical["checkpoint_folder"] = _folder_identity(Path(request.checkpoint_folder))
     parts = {"request": canonical, "lock": lock, "source": source_hash, "machine": machine}

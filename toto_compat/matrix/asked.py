@@ -23,3 +23,6 @@ class Asked:
     as_json: bool = False
     matrix_file: Path | None = None
     results: Path = Path("results")
+    data: Path | None = None  # a CSV of the user's, or a folder with one per symbol
+    column: str | None = None
+    symbols: tuple[str, ...] = ()

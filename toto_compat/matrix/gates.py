@@ -210,6 +210,46 @@ class Gate(Table):
             column=Column("speedup", "speedup", pattern="{:.2f}x"),
         ),
     )
+    SYMBOL_EQUIVALENCE = (
+        "symbol_equivalence",
+        GateRule(
+            suite=Suite.SYMBOLS,
+            meaning="Worst error of a forecast of your own series against eager, over what eager's own noise allows.",
+            default=GateLimit(max=1.0),
+            comparison=Comparison.MARGIN,
+            margin=0.5,
+            nan_is_a_fault=True,
+        ),
+    )
+    SYMBOL_MAE = (
+        "symbol_mae",
+        GateRule(
+            suite=Suite.SYMBOLS,
+            meaning="Difference between compiled's and eager's MAE on held-out values of your series, over eager's.",
+            default=GateLimit(max=0.01),
+            nan_is_a_fault=True,
+        ),
+    )
+    SYMBOL_RECOMPILES = (
+        "symbol_recompiles",
+        GateRule(
+            suite=Suite.SYMBOLS,
+            meaning="Compilations started while one of your series was forecast, after warm-up.",
+            default=GateLimit(max=0),
+            comparison=Comparison.COUNT,
+        ),
+    )
+    SYMBOL_SPEEDUP = (
+        "symbol_speedup",
+        GateRule(
+            suite=Suite.SYMBOLS,
+            meaning="Time of upstream eager over this cell's on your series.",
+            default=GateLimit(min=1.0),
+            is_a_time=True,
+            larger_is_better=True,
+            comparison=Comparison.INTERVAL,
+        ),
+    )
     LATENCY_STABILITY = (
         "latency_stability",
         GateRule(

@@ -11,8 +11,11 @@ from toto_compat.contract.request import (
     Demand,
     Device,
     Limits,
+    SymbolSeries,
     Workload,
 )
+from toto_compat.contract.suites import Suite
+from toto_compat.errors import SelectionError
 from toto_compat.matrix.demands import demands_of
 from toto_compat.matrix.expand import gate_limits, is_whole_model, named_profile
 from toto_compat.matrix.schema import Matrix
@@ -28,11 +31,12 @@ def matrix_request(
     *,
     checkpoint_folder: str | None = None,
     quiet_lock: str | None = None,
+    symbols: tuple[SymbolSeries, ...] = (),
 ) -> CellRequest:
-    """The request of a cell of the matrix under a profile."""
+    """The request of a cell of the matrix under a profile; with series of the user's own, their suite is in it."""
     profile = named_profile(matrix, profile_name)
     device = matrix.environments[cell.environment].runs_on(device)
-    return cell_request(
+    request = cell_request(
         matrix,
         matrix_path,
         cell,
@@ -46,6 +50,25 @@ def matrix_request(
         checkpoint_folder=checkpoint_folder,
         quiet_lock=quiet_lock,
         demands=demands_of(gate_limits(matrix, profile_name), device=device, mode=cell.mode),
+    )
+    return with_symbols(request, symbols)
+
+
+def with_symbols(request: CellRequest, symbols: tuple[SymbolSeries, ...]) -> CellRequest:
+    """Add the user's series and the suite that forecasts them; without any, that suite is not run, nor demanded."""
+    suites = [suite for suite in request.profile.suites if not suite.rule.needs_symbols]
+    if symbols:
+        suites += [suite for suite in Suite if suite.rule.needs_symbols]
+    elif not suites:
+        raise SelectionError(
+            f"profile {request.profile_name} runs nothing without series of yours", hint="name them with --data"
+        )
+    return request.model_copy(
+        update={
+            "profile": request.profile.model_copy(update={"suites": tuple(suites)}),
+            "symbols": symbols,
+            "demands": tuple(demand for demand in request.demands if symbols or not demand.suite.rule.needs_symbols),
+        }
     )
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.csv_file import read_csv
-from toto_compat.contract.request import CsvSeries, Device, Environment, Workload
+from toto_compat.contract.request import CsvSeries, Device, Environment, SymbolSeries, Workload
 from toto_compat.errors import SelectionError
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.expand import default_selection, expand, in_order_of_interest, named_profile, select
 from toto_compat.matrix.load import find_matrix_file, load_matrix
 from toto_compat.matrix.schema import Matrix
+from toto_compat.matrix.symbols import fit_to_workload, read_symbols
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Selection:
     device: Device
     workload: Workload
     left_out: Mapping[str, str] = field(default_factory=dict)  # environments that no selector named, and why not
+    symbols: tuple[SymbolSeries, ...] = ()
 
 
 WhyNotRunnable = Callable[[str, Environment], str]  # name and environment in, '' if this machine's GPU can run it
@@ -54,7 +56,9 @@ def select_cells(
     required = _select_required(cells, matrix, asked.require) if asked.require else []
     workload = matrix.workloads[profile.workload]
     check_series(workload, matrix_path.resolve().parent)
-    return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workload, left_out)
+    symbols = read_symbols(asked.data, asked.column, asked.symbols) if asked.data is not None else ()
+    fitted = fit_to_workload(symbols, profile.workload, workload)
+    return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workload, left_out, fitted)
 
 
 def _select_required(cells: Sequence[CellName], matrix: Matrix, selectors: Sequence[str]) -> Sequence[CellName]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from toto.data.util.dataset import pad_array, pad_id_mask
 
-from toto_compat.contract.csv_file import read_csv
+from toto_compat.contract.csv_file import CsvColumns, read_csv
 from toto_compat.contract.request import CsvSeries, Workload
 from toto_compat.errors import InputError
 
@@ -65,7 +66,7 @@ def make_series(
         generator = torch.Generator().manual_seed(workload.seed + seed_offset + 1)
         present = torch.rand(values.shape, generator=generator) >= workload.missing
         start, interval = 1_700_000_000, 60
-    present[..., context - 1] = True  # the newest value is there, as in any live series
+        present[..., context - 1] = True  # the newest value is there, as in any live series
     inputs = torch.where(present, values, torch.zeros_like(values))[..., :context]
     group_of_variate = torch.arange(variates) * groups // variates
     return Series(
@@ -98,6 +99,32 @@ def _synthetic(batch: int, variates: int, length: int, seed: int) -> Tensor:
     return (draw(-5.0, 20.0) + trend + day + week + noise).to(torch.float32)
 
 
+def window_series(
+    columns: CsvColumns, start: int, context: int, horizon: int, patch_size: int
+) -> tuple[Series, Tensor]:
+    """One window of a user's series, and where its held-out values are there.
+
+    A context that is no multiple of the patch is padded as toto-ts's `forecast()` pads it.
+    """
+    values = _numbers(columns)[None, :, start : start + context + horizon]
+    present = ~values.isnan()
+    given = torch.nan_to_num(values)
+    times = torch.tensor(columns.timestamps[start : start + context]).expand(1, values.shape[1], context)
+    series = Series(
+        inputs=_compact(pad_array(given[..., :context], patch_size)),
+        padding_mask=_compact(pad_array(present[..., :context], patch_size)),
+        id_mask=_compact(pad_id_mask(torch.zeros_like(times, dtype=torch.int), patch_size)),
+        timestamp_seconds=_compact(pad_array(times, patch_size)),
+        time_interval_seconds=torch.full(values.shape[:2], columns.interval_seconds, dtype=torch.int),
+        truth=_compact(given[..., context:]),
+    )
+    return series, present[..., context:]
+
+
+def _numbers(columns: CsvColumns) -> Tensor:
+    return torch.tensor([[math.nan if v is None else v for v in column] for column in columns.values])
+
+
 def _csv_window(csv: CsvSeries, length: int, batch: int, variates: int) -> tuple[Tensor, Tensor, int, int]:
     """The newest `length` rows for the first batch entry, and windows moved back by one row each for the others."""
     columns = read_csv(csv)
@@ -108,8 +135,7 @@ def _csv_window(csv: CsvSeries, length: int, batch: int, variates: int) -> tuple
             f"{csv.path}: has {rows} rows, the workload needs {needed}",
             hint="shorten context_patches or horizon_patches of the workload, or give a longer series",
         )
-    numbers = torch.tensor([[math.nan if v is None else v for v in column] for column in columns.values])
-    numbers = numbers[torch.arange(variates) % len(columns.values)]
+    numbers = _numbers(columns)[torch.arange(variates) % len(columns.values)]
     windows = torch.stack([numbers[:, rows - length - shift : rows - shift] for shift in range(batch)])
     present = ~windows.isnan()
     return torch.nan_to_num(windows), present, columns.timestamps[rows - length], columns.interval_seconds

@@ -1,10 +1,12 @@
 """The files that a request names, as a cell sees them: copied before it starts, read-only, and nothing beside them."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from toto_compat.contract.request import CellRequest
+from toto_compat.contract.request import CellRequest, SymbolSeries
+from toto_compat.errors import InputError
 from toto_compat.evidence.files import cache_folder, read_bytes
 from toto_compat.matrix.user_cache import BUILTIN, split_source, user_cache_files
 from toto_compat.runtimes.source import stage
@@ -25,6 +27,11 @@ def staged(request: CellRequest) -> CellRequest:
         path = Path(request.csv.path)
         folder = stage({path.name: read_bytes(path)}, cache_folder() / "series")
         changes["csv"] = request.csv.model_copy(update={"path": str(folder / path.name)})
+    if request.symbols:
+        # numbered: a symbol may be called what no path in a container can be
+        contents = {f"{number}.csv": _content(symbol) for number, symbol in enumerate(request.symbols)}
+        folder = stage(contents, cache_folder() / "series")
+        changes["symbols"] = _below(request.symbols, str(folder), contents)
     return request.model_copy(update=changes)
 
 
@@ -39,6 +46,24 @@ def with_inputs(request: CellRequest, seen: Callable[[Path, str], str]) -> CellR
     if request.csv is not None:
         path = Path(request.csv.path)
         changes["csv"] = request.csv.model_copy(update={"path": seen(path, f"csv/{path.name}")})
+    if request.symbols:
+        paths = [Path(symbol.series.path) for symbol in request.symbols]
+        folder = seen(paths[0].parent, "symbols")
+        changes["symbols"] = _below(request.symbols, folder, [path.name for path in paths])
     if request.checkpoint_folder is not None:
         changes["checkpoint_folder"] = seen(Path(request.checkpoint_folder), "checkpoint")
     return request.model_copy(update=changes)
+
+
+def _content(symbol: SymbolSeries) -> bytes:
+    content = read_bytes(Path(symbol.series.path))
+    if hashlib.sha256(content).hexdigest() != symbol.content:
+        raise InputError(f"{symbol.series.path}: was changed while it was read", hint="run the same command again")
+    return content
+
+
+def _below(symbols: Sequence[SymbolSeries], folder: str, names: Iterable[str]) -> tuple[SymbolSeries, ...]:
+    return tuple(
+        symbol.model_copy(update={"series": symbol.series.model_copy(update={"path": f"{folder}/{name}"})})
+        for symbol, name in zip(symbols, names, strict=True)
+    )

@@ -75,6 +75,7 @@ def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: As
             selection.device,
             checkpoint_folder=str(folder) if folder else None,
             quiet_lock=str(cache_folder() / "quiet.lock"),
+            symbols=selection.symbols,
         )
         for cell in selection.cells
     ]

@@ -109,6 +109,10 @@ def without_places(request: CellRequest) -> CellRequest:
         changes["cache"] = request.cache.model_copy(update={"source": f"{file.name}:{class_name}"})
     if request.csv is not None:
         changes["csv"] = request.csv.model_copy(update={"path": Path(request.csv.path).name})
+    changes["symbols"] = tuple(
+        symbol.model_copy(update={"series": symbol.series.model_copy(update={"path": Path(symbol.series.path).name})})
+        for symbol in request.symbols
+    )
     if request.checkpoint_folder is not None:
         changes["checkpoint_folder"] = Path(request.checkpoint_folder).name
     return request.model_copy(update=changes)
@@ -135,7 +139,11 @@ def describe_run(selection: Selection, runtime: Runtime, asked: Asked) -> RunInf
         executor=asked.executor,
         device=selection.device.value,
         cells=selection.cells,
-        gates=gate_limits(selection.matrix, asked.profile),
+        gates={
+            gate: limit
+            for gate, limit in gate_limits(selection.matrix, asked.profile).items()
+            if selection.symbols or not gate.rule.suite.rule.needs_symbols
+        },
         releases=tuple(dict.fromkeys(environment.torch for environment in selection.matrix.environments.values())),
         production_profile=selection.matrix.production_profile,
         production_workload=selection.matrix.production_workload or "",

@@ -77,7 +77,11 @@ def judge(result: CellResult, gates: Mapping[Gate, GateLimit]) -> JudgedCell:
     """The verdict of one cell from its stored evidence alone."""
     demands = demands_of(gates, device=result.request.device, mode=result.request.cell.mode)
     is_lost = bool(broken_demand(demands, result.evidence))
-    judged = {gate: _judge_gate(result, gate, gates[gate], is_lost=is_lost) for gate in Gate if gate in gates}
+    # gates of the user's own series decide where there are some
+    asked = [
+        gate for gate in Gate if gate in gates and (result.request.symbols or not gate.rule.suite.rule.needs_symbols)
+    ]
+    judged = {gate: _judge_gate(result, gate, gates[gate], is_lost=is_lost) for gate in asked}
     for status in (Status.FAIL, Status.INCONCLUSIVE):
         for gate, one in judged.items():
             if one.status is status:

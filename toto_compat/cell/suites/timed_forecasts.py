@@ -16,6 +16,7 @@ from toto_compat.cell.suites.equivalence.compare import compare, errors_between
 from toto_compat.cell.suites.equivalence.reference import NUDGES, Reference
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.statistics import ratio_to_limit
+from toto_compat.model.bound import BoundModel
 from toto_compat.model.series import Series
 
 LOOKED_AT_CLOSELY = 3  # of the timed forecasts: each takes upstream eager five forecasts
@@ -34,7 +35,11 @@ class TimedForecast:
 
 def worst_ratio(trial: Trial, timed: Sequence[TimedForecast]) -> float:
     """The largest error over what is allowed; above 1 a timed forecast was not upstream's."""
-    eager, exact = trial.eager(), trial.eager(dtype=torch.float64)
+    return worst_ratio_to(trial.eager(), trial.eager(dtype=torch.float64), timed)
+
+
+def worst_ratio_to(eager: BoundModel, exact: BoundModel, timed: Sequence[TimedForecast]) -> float:
+    """The same by upstream eager in the cell's precision and in double precision."""
     ratios: list[float] = []
     allowed = 0.0
     for one in random.SystemRandom().sample(timed, min(LOOKED_AT_CLOSELY, len(timed))):
