@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.verdict.sample_cells import (
     GATES,
+    SUITES,
     cell_request,
     good_result,
     production_incident,
@@ -158,7 +159,7 @@ suite_states = st.sampled_from(
 
 @settings(deadline=None)  # the first example builds the timings
 @given(
-    states=st.fixed_dictionaries(dict.fromkeys(Suite, suite_states)),
+    states=st.fixed_dictionaries(dict.fromkeys(SUITES, suite_states)),
     dropped=st.sets(st.sampled_from(list(GATES))),
     build=st.sampled_from(["cpu", "cu128"]),
     mode=st.sampled_from(["default", "reduce-overhead", "max-autotune"]),

@@ -2,9 +2,11 @@
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 from toto_compat.contract.result import Figure
+from toto_compat.report.symbols import symbol_rows
 from toto_compat.verdict.decision import Decision, DeviceDecision
 from toto_compat.verdict.judge import JudgedCell
 from toto_compat.verdict.judged_run import JudgedRun
@@ -44,6 +46,7 @@ def row(cell: JudgedCell) -> dict[str, Any]:
             for gate, judged in cell.gates.items()
         },
         "skipped": cell.result.skipped,
+        "symbols": [asdict(one) for one in symbol_rows(cell)],
     }
 
 

@@ -18,6 +18,7 @@ from toto_compat.evidence.files import read_model
 from toto_compat.evidence.store import RunInfo, StoredCell, list_runs, load_run
 from toto_compat.matrix.gates import Gate
 from toto_compat.report.compatibility import row as compatibility_row
+from toto_compat.report.symbols import symbol_rows
 from toto_compat.report.table import value_text
 from toto_compat.verdict.decision import Contender, torch_release
 from toto_compat.verdict.judge import JudgedCell, JudgedGate, rerun_command
@@ -102,6 +103,7 @@ def cell_details(cell: JudgedCell, history: Sequence[PastRow], provenance_number
         "decidedBy": cell.decided_by.value if cell.decided_by else "",
         "reason": cell.reason,
         "gates": [_gate(judged) for judged in cell.gates.values()],
+        "symbols": [list(one.texts) for one in symbol_rows(cell)],
         "timings": {name: [_short(ms) for ms in values] for name, values in timings.items()},
         "figures": [
             _figure_row(suite, name, figure)
@@ -299,8 +301,8 @@ def _events_not_kept(evidence: SuiteEvidence) -> int:
 
 
 def _details_text(evidence: SuiteEvidence) -> str:
-    """A suite's own tables one row a line; timings are drawn, and what is too long stays in the cell's file."""
-    held = {name: value for name, value in evidence.details.items() if name != "timings"}
+    """A suite's own tables one row a line, but for those shown elsewhere; what is too long stays in the cell's file."""
+    held = {name: value for name, value in evidence.details.items() if name not in ("timings", "symbols")}
     lines = [f"skipped: {evidence.skipped}"] if evidence.skipped else []
     for name, value in held.items():
         rows = value if isinstance(value, list) else [value]

@@ -8,6 +8,7 @@ from tabulate import tabulate
 
 from toto_compat.contract.result import CellResult, Kind
 from toto_compat.matrix.gates import Gate
+from toto_compat.report.symbols import symbols_markdown, symbols_table
 from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status, one_line
 from toto_compat.verdict.judged_run import JudgedRun
 
@@ -23,12 +24,14 @@ def terminal_table(judged: JudgedRun, *, colour: bool = False) -> str:
     headings = [_heading(column, short=True) for column in columns]
     blocks = []
     for environment, group in groupby(judged.cells, key=lambda cell: cell.result.cell.environment):
-        rows = [_terminal_row(cell, columns, colour=colour) for cell in group]
+        cells = list(group)
+        rows = [_terminal_row(cell, columns, colour=colour) for cell in cells]
         # the headers as a row: tabulate pads real ones by two columns each, and eight of them would pass 100
         headers = ["cache", "mode", "verdict", "decided by", *headings]
         body = tabulate([headers, *rows], tablefmt="plain", disable_numparse=True, stralign="left")
         first, rest = body.split("\n", 1)
         blocks.append(f"{environment}\n{first}\n{'-' * len(first)}\n{rest}")
+        blocks += [table for cell in cells if (table := symbols_table(cell))]
     shared = [f"{_heading(column, short=True)}: {_heading(column)}." for column in columns if len(column) > 1]
     blocks.append("\n".join([*shared, _LEGEND]))
     blocks.append(judged.decision.sentence)
@@ -55,8 +58,9 @@ def markdown_table(judged: JudgedRun) -> str:
         rows.append([escaped_markdown(text) for text in row])
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
     legend = "~ predicted, decides nothing; ? not measured. Eager is the reference, not a row."
+    symbols = [under for cell in judged.cells if (under := symbols_markdown(cell))]
     skipped = [plain_markdown(skipped_line(cell.result)) for cell in judged.cells if cell.result.skipped]
-    return "\n\n".join([table, legend, *skipped, plain_markdown(judged.decision.sentence)]) + "\n"
+    return "\n\n".join([table, legend, *symbols, *skipped, plain_markdown(judged.decision.sentence)]) + "\n"
 
 
 def skipped_line(result: CellResult) -> str:

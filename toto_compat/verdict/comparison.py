@@ -75,14 +75,22 @@ def _compare_row(name: str, old: JudgedCell | None, new: JudgedCell | None) -> R
         return RowChange(name, Change.NEW, None, new.verdict)
     if new is None:
         return RowChange(name, Change.MISSING, old.verdict, None)
+    same_series = _series_of(old) == _series_of(new)
     gates = tuple(
         _compare_gate(gate, old.gates.get(gate), new.gates.get(gate))
+        if same_series or not gate.rule.suite.rule.needs_symbols
+        else GateChange(gate, Change.SAME, f"{gate.value} is of other series of yours in each run")
         for gate in Gate
         if gate in old.gates or gate in new.gates
     )
     changes = {gate.change for gate in gates}
     change = next((change for change in Change if change in changes), Change.SAME)
     return RowChange(name, change, old.verdict, new.verdict, gates)
+
+
+def _series_of(cell: JudgedCell) -> set[tuple[str, str]]:
+    """The user's own series that a cell forecast, by name and content."""
+    return {(symbol.name, symbol.content) for symbol in cell.result.request.symbols}
 
 
 def _compare_gate(  # noqa: PLR0911 - one return per way to compare

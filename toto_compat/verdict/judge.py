@@ -127,8 +127,8 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit, *, is_lost: bo
         return judged(Status.FAIL, f"the compiled forecast raised: {_failure_line(evidence)}")
     assert figure is not None and figure.value is not None
     if math.isnan(figure.value):
-        return judged(Status.FAIL, "the forecast holds NaN")
-    told = f"{figure.value:g}{' ' + figure.unit if figure.unit else ''}, limit {limit.text}"
+        return judged(Status.FAIL, f"the forecast holds NaN{_of_which(gate, evidence)}")
+    told = f"{figure.value:g}{' ' + figure.unit if figure.unit else ''}, limit {limit.text}{_of_which(gate, evidence)}"
     if limit.admits(figure.value):
         return judged(Status.PASS, told)
     return judged(Status.FAIL, told + _what_torch_said(gate, evidence))
@@ -146,6 +146,13 @@ def _does_not_apply(result: CellResult, gate: Gate, figure: Figure | None) -> st
     if request.cell.mode in rule.not_in_modes and (figure is None or figure.value is None):
         return rule.in_those_modes or f"does not apply to mode {request.cell.mode}"
     return ""
+
+
+def _of_which(gate: Gate, evidence: SuiteEvidence) -> str:
+    """Name the symbol that a figure of the user's own series is of: the worst one."""
+    worst = evidence.details.get("worst")
+    symbol = worst.get(gate.figure) if gate.rule.suite.rule.needs_symbols and isinstance(worst, dict) else None
+    return f"; {symbol} is the worst" if symbol else ""
 
 
 def _what_torch_said(gate: Gate, evidence: SuiteEvidence) -> str:

@@ -33,11 +33,19 @@ from toto_compat.model.series import Series, window_series
 
 METHOD = (
     "the newest values of every symbol are held out and forecast with generate_mean at the workload's first context "
-    "and horizon, again and again, each time one row earlier; short contexts are padded as toto-ts pads; upstream eager "
-    "and the candidate take turns in processes of their own after a warm-up on other series; MAE against the values "
-    "held out, the candidate's forecasts against eager's by equivalence's rule, compilations counted per symbol; the "
-    "worst symbol is the figure"
+    "and horizon, again and again, each time one row earlier; short contexts are padded as toto-ts pads; upstream "
+    "eager and the candidate take turns in processes of their own after a warm-up on other series; MAE against the "
+    "values held out, the candidate's forecasts against eager's by equivalence's rule, compilations counted per "
+    "symbol; the worst symbol is the figure"
 )
+SPEEDUP = "symbol_speedup"
+# figure: the column of the rows that it is the worst of, and what that is
+FIGURES = {
+    "symbol_equivalence": ("equivalence", "largest error of a forecast over what is allowed"),
+    "symbol_mae": ("difference", "difference of the two MAEs over eager's"),
+    "symbol_recompiles": ("recompiles", "compilations begun while a symbol was forecast"),
+    SPEEDUP: ("speedup", "upstream eager / compiled, ratio of medians"),
+}
 NO_FINITE_FORECAST = "upstream eager has no finite forecast of it: nothing to compare with"
 # Of the size of what is held out: a MAE below it is nothing but rounding, and not to be divided by
 _ROUNDING = 1e-6
@@ -158,12 +166,14 @@ def conduct(
     unfair = unfair_turns(timings, used, threads=torch.get_num_threads()) if trial.device == "cpu" else ()
     models = trial.eager(), trial.eager(dtype=torch.float64)
     rows = [row_of(contest, *models) for contest in contests]
+    if unfair:  # then no time means anything
+        rows = [row | dict.fromkeys(("speedup", "speedup_low", "speedup_high")) for row in rows]
     return SuiteEvidence(
         suite=Suite.SYMBOLS,
         outcome=Outcome.MEASURED,
         method=METHOD,
         figures=figures_of(rows, unfair),
-        details={"symbols": rows, "conditions": [{"before": before, "after": after}]},
+        details={"symbols": rows, "worst": worst_of(rows), "conditions": [{"before": before, "after": after}]},
     )
 
 
@@ -274,31 +284,39 @@ def relative_difference(eager: float, compiled: float, rounding: float) -> float
     return difference / scale if scale > 0.0 else math.inf
 
 
+def worst_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The symbol that each figure is of; none of those that a symbol has no figure for."""
+    found = {name: _worst_row(rows, column, smallest=name == SPEEDUP) for name, (column, _) in FIGURES.items()}
+    return {name: row["symbol"] for name, row in found.items() if row is not None}
+
+
 def figures_of(rows: Sequence[Mapping[str, Any]], unfair: Sequence[str]) -> dict[str, Figure]:
     """The worst symbol of each; none where a symbol has no figure, since that one may be the worst."""
-    figures = {
-        "symbol_equivalence": _worst(rows, "equivalence", "largest error of a forecast over what is allowed"),
-        "symbol_mae": _worst(rows, "difference", "difference of the two MAEs over eager's"),
-        "symbol_recompiles": _worst(rows, "recompiles", "compilations begun while a symbol was forecast"),
-        "symbol_speedup": _worst(rows, "speedup", "upstream eager / compiled, ratio of medians", smallest=True),
-    }
+    figures = {name: _figure(rows, name) for name in FIGURES}
     if unfair:
         why = f"the contestants' turns were not their own: {'; '.join(unfair)}"
-        figures["symbol_speedup"] = Figure(value=None, unit="x", missing=why)
+        figures[SPEEDUP] = Figure(value=None, unit="x", missing=why)
     return figures
 
 
-def _worst(rows: Sequence[Mapping[str, Any]], name: str, what: str, *, smallest: bool = False) -> Figure:
-    unit = "x" if smallest else ""
-    without = [row for row in rows if row[name] is None]
-    if without:
-        return Figure(value=None, unit=unit, missing=f"{without[0]['symbol']}: {without[0]['problem']}")
+def _figure(rows: Sequence[Mapping[str, Any]], name: str) -> Figure:
+    column, what = FIGURES[name]
+    is_speedup = name == SPEEDUP
+    unit, worst = "x" if is_speedup else "", _worst_row(rows, column, smallest=is_speedup)
+    if worst is None:
+        without = next(row for row in rows if row[column] is None)
+        return Figure(value=None, unit=unit, missing=f"{without['symbol']}: {without['problem']}")
+    low, high = (worst["speedup_low"], worst["speedup_high"]) if is_speedup else (None, None)
+    method = f"{what}; the worst of {len(rows)}: {worst['symbol']}"
+    return Figure(value=float(worst[column]), unit=unit, low=low, high=high, method=method)
+
+
+def _worst_row(rows: Sequence[Mapping[str, Any]], column: str, *, smallest: bool) -> Mapping[str, Any] | None:
+    if any(row[column] is None for row in rows):
+        return None
 
     def badness(row: Mapping[str, Any]) -> float:
-        value = float(row[name])
+        value = float(row[column])
         return math.inf if math.isnan(value) else -value if smallest else value
 
-    worst = max(rows, key=badness)
-    low, high = (worst["speedup_low"], worst["speedup_high"]) if smallest else (None, None)
-    method = f"{what}; the worst of {len(rows)} symbols: {worst['symbol']}"
-    return Figure(value=float(worst[name]), unit=unit, low=low, high=high, method=method)
+    return max(rows, key=badness)

@@ -281,6 +281,8 @@ function fillDetails(cell, provenance) {
   ]), [5]);
   const parts = [lead, copyable("Run this cell again", cell.rerun), ...section("Gates", gates)];
   if (cell.failure) parts.push(...section("The cell did not finish", element("pre", { tabindex: "0" }, failureText(cell.failure))));
+  if (cell.symbols.length) parts.push(...section("Your series, compiled against upstream eager", table(
+    ["symbol", "MAE eager", "MAE compiled", "difference", "speedup", "recompiles", "notes"], cell.symbols, [6])));
   if (Object.values(cell.timings).some((values) => values.length)) {
     parts.push(...section("Timings, warm", keyOf(cell.timings), element("div", { class: "plots" },
       element("figure", {}, element("figcaption", {}, "Distribution"), distributionPlot(cell.timings)),
