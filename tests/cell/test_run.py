@@ -147,7 +147,7 @@ def test_a_cell_that_goes_well_has_evidence_of_every_suite(tmp_path: Path) -> No
         "cudagraph",
     ]
     assert {suite: evidence.outcome for suite, evidence in result.evidence.items()} == dict.fromkeys(
-        request.profile.suites, Outcome.MEASURED
+        result.request.profile.suites, Outcome.MEASURED
     )
     assert result.failure is None
 

@@ -12,7 +12,7 @@ from toto_compat.contract.suites import Suite
 from toto_compat.verdict.judge import JudgedCell, one_line
 
 HEADINGS = ("symbol", "MAE eager", "MAE compiled", "difference", "speedup", "recompiles", "notes")
-_WIDTHS = [16, None, None, None, None, None, 26]  # of a terminal's columns: with the figures at most 100
+_WIDTHS = [16, None, None, None, None, None, 22]  # of a terminal's columns: with the figures at most 100
 _MARKUP = "\\`*_{}[]<>()#+-.!|~^$&"
 
 
