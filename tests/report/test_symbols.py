@@ -71,13 +71,14 @@ def judged_by_limits(result: CellResult) -> JudgedRun:
 
 def test_the_worst_symbol_decides_and_is_named_in_the_reason() -> None:
     assert judge(with_symbols(("AAPL",)), LIMITS).verdict is Status.PASS
-    for figures, gate in (
+    cases: tuple[tuple[dict[str, Any], Gate], ...] = (
         ({"symbol_equivalence": 1.5}, Gate.SYMBOL_EQUIVALENCE),
         ({"symbol_mae": 0.02}, Gate.SYMBOL_MAE),
         ({"symbol_mae": float("nan")}, Gate.SYMBOL_MAE),
         ({"symbol_recompiles": 1.0}, Gate.SYMBOL_RECOMPILES),
         ({"symbol_speedup": 0.9}, Gate.SYMBOL_SPEEDUP),
-    ):
+    )
+    for figures, gate in cases:
         judged = judge(with_symbols(("AAPL", "BTCUSD"), **figures), LIMITS)
         assert (judged.verdict, judged.decided_by) == (Status.FAIL, gate)
         assert "AAPL is the worst" in judged.reason
