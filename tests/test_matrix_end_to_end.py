@@ -32,25 +32,24 @@ PROFILES: dict[str, dict[str, Any]] = {
         "caches": ["upstream", "list_index"],
         "suites": ["recompile"],
         "settings": "traced",
-        "workload": {"context_patches": [4, 5], "horizon_patches": [2], "batches": [1]},
+        "workload": {"context": [128, 160], "horizon": [64], "batches": [1]},
     },
     "e2e-equivalence": {
         "caches": ["compile_friendly"],
         "suites": ["equivalence"],
         "settings": "traced",
         "workload": {
-            "context_patches": [4, 5],
-            "horizon_patches": [2],
+            "context": [128, 160],
+            "horizon": [64],
             "batches": [1],
-            "samples": 32,  # fewer would not tell a wrong distribution from a right one
-            "samples_per_batch": 16,
+            "sampling": ["32/16"],  # fewer would not tell a wrong distribution from a right one
         },
     },
     "e2e-forecast": {
         "caches": ["fixed_size"],
         "suites": ["recompile"],
         "settings": "stock",
-        "workload": {"context_patches": [4, 6, 12], "horizon_patches": [9, 3], "batches": [1]},
+        "workload": {"context": [128, 192, 384], "horizon": [288, 96], "batches": [1]},
     },
 }
 LANES = (("e2e-observe",), ("e2e-equivalence", "e2e-forecast"))  # side by side: nothing here is timed
@@ -91,8 +90,8 @@ class Project:
         for name, profile in PROFILES.items():
             for cache in profile["caches"]:
                 matrix["caches"][cache]["settings"] = [profile["settings"]]
-            matrix["workloads"][name] = {"model": "tiny", "samples": 2, "samples_per_batch": 1, **profile["workload"]}
-            matrix["profiles"][name] = {"iterations": 1, "workload": name, "suites": profile["suites"]}
+            matrix["workloads"][name] = {"model": "tiny", "sampling": ["2/1"], **profile["workload"]}
+            matrix["profiles"][name] = {"iterations": 1, "workloads": [name], "suites": profile["suites"]}
         (folder / "matrix.yaml").write_text(yaml.safe_dump(matrix, sort_keys=False), encoding="utf-8")
 
     def run(self, profile: str, run_name: str, *options: str) -> Finished:

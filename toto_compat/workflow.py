@@ -58,15 +58,15 @@ def run_matrix(asked: Asked) -> ExitCode:
         for line in closing_lines(judged, selection.required):
             say(line)
         if device is Device.CPU and not asked.selectors:
-            say(gpu_runner_would_add(selection.matrix))
+            say(gpu_runner_would_add(selection.matrix, asked.profile))
         say(f"run: {folder}")
         return exit_code(judged, selection.required, environment_failed=bool(prepared.failed))
 
 
-def gpu_runner_would_add(matrix: Matrix) -> str:
+def gpu_runner_would_add(matrix: Matrix, profile: str) -> str:
     """Return what is out of reach without a GPU, so that a CPU table is not taken for the whole answer."""
     try:
-        cells = default_selection(matrix, Device.CUDA)
+        cells = default_selection(matrix, Device.CUDA, profile)
     except TotoCompatError:
         return "on a GPU runner: nothing more, matrix.yaml has no CUDA environment"
     names = ", ".join(dict.fromkeys(cell.environment for cell in cells))

@@ -5,7 +5,7 @@ from toto_compat.contract.request import CacheRequest, CompileSettings, Workload
 from toto_compat.model.backbone import SHAPES
 
 WORKLOAD = Workload(
-    context_patches=(4, 6, 8), horizon_patches=(4, 3), batches=(1, 2), samples=8, samples_per_batch=4, missing=0.05
+    context=(128, 192, 256), horizon=(128, 96), batches=(1, 2), sampling=("8/4",), missing=0.05
 )
 # The tiny model with every kind of layer once.
 TWO_LAYERS = {

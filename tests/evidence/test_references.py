@@ -58,7 +58,7 @@ THEIR_OWN: dict[str, dict[str, Any]] = {
     "source": {"source_hash": "other"},
     "machine": {"machine": "other"},
     "device": {"device": Device.CUDA},
-    "workload": {"workload": cell_request().workload.model_copy(update={"samples_per_batch": 8})},
+    "workload": {"workload": cell_request().workload.model_copy(update={"sampling": ("32/8",)})},
     "seed": {"workload": cell_request().workload.model_copy(update={"seed": 1})},
     "threads": {"limits": Limits(threads=2)},
     "variables": {"variables": {"MKL_NUM_THREADS": "2"}},

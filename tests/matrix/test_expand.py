@@ -24,7 +24,7 @@ from toto_compat.matrix.schema import CacheSource, Matrix
 
 MATRIX_PATH = Path(__file__).parents[2] / "matrix.yaml"
 MATRIX = load_matrix(MATRIX_PATH)
-CELLS = expand(MATRIX)
+CELLS = expand(MATRIX, "quick")
 IDENTIFIERS = [str(cell) for cell in CELLS]
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
@@ -153,7 +153,7 @@ def test_an_exclusion_removes_exactly_what_the_same_selector_takes(selector: str
 
 
 def test_without_a_gpu_the_default_is_every_cache_once_on_the_newest_cpu_environment() -> None:
-    chosen = default_selection(MATRIX, Device.CPU)
+    chosen = default_selection(MATRIX, Device.CPU, "quick")
     assert requested_environments(chosen) == ["torch-2.13.0-cpu"]
     assert {cell.mode for cell in chosen} == {"default"}
     assert [(cell.cache, cell.settings) for cell in chosen] == [
@@ -162,7 +162,7 @@ def test_without_a_gpu_the_default_is_every_cache_once_on_the_newest_cpu_environ
 
 
 def test_with_a_gpu_the_default_is_production_and_the_newest_release_with_cuda_graphs() -> None:
-    chosen = default_selection(MATRIX, Device.CUDA)
+    chosen = default_selection(MATRIX, Device.CUDA, "quick")
     assert requested_environments(chosen) == ["torch-2.9.0-cu128", "torch-2.15.0-cu132"]
     assert "default" not in {cell.mode for cell in chosen}
     tried = [cell for cell in chosen if cell.cache == "fixed_size"]
@@ -171,7 +171,7 @@ def test_with_a_gpu_the_default_is_production_and_the_newest_release_with_cuda_g
 
 
 def test_with_a_gpu_no_whole_model_is_autotuned_unless_it_is_named() -> None:
-    whole = [cell for cell in default_selection(MATRIX, Device.CUDA) if cell.cache != "fixed_size"]
+    whole = [cell for cell in default_selection(MATRIX, Device.CUDA, "quick") if cell.cache != "fixed_size"]
     assert {cell.cache for cell in whole} == {"upstream", "list_index", "compile_friendly"}
     assert {(cell.environment, cell.mode) for cell in whole} == {("torch-2.9.0-cu128", "reduce-overhead")}
     named = in_order_of_interest(select(CELLS, ["torch-2.9.0-cu128"]))
@@ -181,7 +181,7 @@ def test_with_a_gpu_no_whole_model_is_autotuned_unless_it_is_named() -> None:
 
 def test_a_cache_of_the_users_own_is_asked_first_and_once_per_environment() -> None:
     caches = {**MATRIX.caches, "mine": CacheSource(source="mine.py:Cache", settings=("stock", "dynamic"))}
-    chosen = default_selection(MATRIX.model_copy(update={"caches": caches}), Device.CUDA)
+    chosen = default_selection(MATRIX.model_copy(update={"caches": caches}), Device.CUDA, "quick")
     mine = [cell for cell in chosen if cell.cache == "mine"]
     assert [(cell.mode, cell.settings) for cell in mine] == [("reduce-overhead", "stock")] * 2
     assert set(mine) < set(chosen[:6])
@@ -189,9 +189,9 @@ def test_a_cache_of_the_users_own_is_asked_first_and_once_per_environment() -> N
 
 def test_the_newest_release_that_the_gpu_can_run_is_taken() -> None:
     left_out = {"torch-2.15.0-cu132": "driver 570 is too old", "torch-2.13.0-cu130": "driver 570 is too old"}
-    chosen = default_selection(MATRIX, Device.CUDA, left_out)
+    chosen = default_selection(MATRIX, Device.CUDA, "quick", left_out)
     assert requested_environments(chosen) == ["torch-2.9.0-cu128", "torch-2.11.0-cu130"]
-    alone = default_selection(MATRIX, Device.CUDA, {"torch-2.9.0-cu128": "no kernels"})
+    alone = default_selection(MATRIX, Device.CUDA, "quick", {"torch-2.9.0-cu128": "no kernels"})
     assert requested_environments(alone) == ["torch-2.15.0-cu132"]
     assert {cell.cache for cell in alone} == set(MATRIX.caches)
 
@@ -199,18 +199,18 @@ def test_the_newest_release_that_the_gpu_can_run_is_taken() -> None:
 def test_where_the_gpu_can_run_no_environment_every_reason_is_told() -> None:
     cuda = [name for name, one in MATRIX.environments.items() if one.device is Device.CUDA]
     with pytest.raises(EnvironmentBuildError, match="no cuda environment of the matrix runs on this machine") as caught:
-        default_selection(MATRIX, Device.CUDA, {name: f"reason {name}" for name in cuda})
+        default_selection(MATRIX, Device.CUDA, "quick", {name: f"reason {name}" for name in cuda})
     assert all(f"{name}: reason {name}" in caught.value.message for name in cuda)
 
 
 def test_the_newest_release_is_by_version_and_the_plain_environment_before_a_variant() -> None:
     matrix = with_environments("torch-2.10.0-cpu-numpy2", "torch-2.9.0-cpu", "torch-2.10.0-cpu", "torch-2.15.0-cu132")
-    assert requested_environments(default_selection(matrix, Device.CPU)) == ["torch-2.10.0-cpu"]
+    assert requested_environments(default_selection(matrix, Device.CPU, "quick")) == ["torch-2.10.0-cpu"]
 
 
 def test_no_environment_for_the_device_is_a_selection_error() -> None:
     with pytest.raises(SelectionError, match="no cuda environment"):
-        default_selection(with_environments("torch-2.10.0-cpu"), Device.CUDA)
+        default_selection(with_environments("torch-2.10.0-cpu"), Device.CUDA, "quick")
 
 
 def test_a_profile_replaces_only_the_limits_it_names() -> None:

@@ -42,7 +42,7 @@ settings:
   production: {recompile_limit: 256}
 modes: [default, reduce-overhead]
 profiles:
-  quick: {iterations: 3, workload: small}
+  quick: {iterations: 3, workloads: [small]}
 workloads:
   small: {model: tiny}
 gates:
@@ -99,7 +99,7 @@ def test_the_shipped_profiles_time_enough_forecasts_for_a_percentile() -> None:
         "smoke": 3,
         "quick": 3,
         "full": 10,
-        "production-check": 20,
+        "production-check": 3,
     }
     assert all(profile.iterations * profile.forecasts_per_iteration >= 30 for profile in profiles.values())
     assert profiles["production-check"].repeats == 3
@@ -146,9 +146,9 @@ def test_merge_keys_and_aliases_give_the_same_data_as_a_plain_yaml_reader(write:
             r"workloads\.small\.model: found 'tinny'; accepted tiny, base; did you mean tiny\?",
         ),
         (
-            "workload: small",
-            "workload: smal",
-            r"profiles\.quick\.workload: found 'smal'; accepted small; did you mean small",
+            "workloads: [small]",
+            "workloads: [smal]",
+            r"profiles\.quick\.workloads\[0\]: found 'smal'; accepted small; did you mean small",
         ),
         (
             "[stock, production]",
@@ -348,7 +348,7 @@ def test_a_section_that_is_missing_is_told_with_what_goes_there(write: Write, se
     assert not mistake.endswith("accepted a value")
 
 
-@pytest.mark.parametrize("missing", ["iterations", "workload"])
+@pytest.mark.parametrize("missing", ["iterations", "workloads"])
 def test_a_key_that_a_profile_lacks_is_told_with_what_goes_there(write: Write, missing: str) -> None:
     data = yaml.safe_load(SMALL)
     del data["profiles"]["quick"][missing]

@@ -13,7 +13,7 @@ from toto_compat.matrix.schema import CacheSource
 
 MATRIX_PATH = Path(__file__).parents[2] / "matrix.yaml"
 MATRIX = load_matrix(MATRIX_PATH)
-CELLS = expand(MATRIX)
+CELLS = expand(MATRIX, "quick")
 
 
 def test_a_request_carries_the_profile_workload_settings_and_limits_of_the_matrix() -> None:
@@ -45,7 +45,7 @@ def test_files_of_the_user_are_named_as_the_cell_sees_them(tmp_path: Path) -> No
             "workloads": {**MATRIX.workloads, "quick": workload},
         }
     )
-    [cell] = select(expand(matrix), ["torch-2.13.0-cpu/mine/default"])
+    [cell] = select(expand(matrix, "quick"), ["torch-2.13.0-cpu/mine/default"])
     on_host = matrix_request(matrix, tmp_path / "matrix.yaml", cell, "quick", Device.CPU)
     assert on_host.cache.source == f"{tmp_path.resolve()}/caches/mine.py:Mine"
     assert on_host.csv is not None

@@ -13,7 +13,7 @@ from toto_compat.contract.request import Workload
 from toto_compat.model.backbone import SHAPES
 from toto_compat.model.series import Series, make_series
 
-WORKLOAD = Workload(variates=2, groups=2, context_patches=(4, 8))
+WORKLOAD = Workload(variates=2, groups=2, context=(128, 256))
 RELATIVE = 1e-9  # in double precision
 
 

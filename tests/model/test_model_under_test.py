@@ -21,7 +21,7 @@ from toto_compat.model.series import make_series  # noqa: E402
 
 pytestmark = pytest.mark.cell
 
-WORKLOAD = Workload(context_patches=(3, 4))
+WORKLOAD = Workload(context=(96, 128))
 
 
 def bound(name: str, **kwargs: Any) -> Any:

@@ -94,7 +94,7 @@ def hang(request: dict) -> None:  # type: ignore[type-arg]
 
 def result(request: dict, suites: list[str], outcome: str = "measured", details: dict | None = None) -> dict:  # type: ignore[type-arg]
     evidence = {suite: {"suite": suite, "outcome": outcome, "details": details or {}} for suite in suites}
-    return {"schema": 2, "cell": request["cell"], "request": request, "provenance": {}, "evidence": evidence}
+    return {"schema": 3, "cell": request["cell"], "request": request, "provenance": {}, "evidence": evidence}
 
 
 def stopped(request: dict, suites: list[str]) -> dict:  # type: ignore[type-arg]

@@ -24,7 +24,7 @@ caches:
 settings: {stock: {}}
 modes: [default]
 profiles:
-  quick: {iterations: 1, workload: quick, suites: [recompile, equivalence]}
+  quick: {iterations: 1, workloads: [quick], suites: [recompile, equivalence]}
 workloads:
   quick: {}
 """

@@ -221,7 +221,7 @@ def test_autotuning_on_a_gpu_gets_the_time_it_takes(tmp_path: Path) -> None:
 def test_the_cells_of_a_selection_are_planned_in_its_order_under_the_profile_asked_for(
     tmp_path: Path, store: CellStore
 ) -> None:
-    text = MATRIX_TEXT.replace("workloads:\n", "  long: {iterations: 20, workload: quick}\nworkloads:\n")
+    text = MATRIX_TEXT.replace("workloads:\n", "  long: {iterations: 20, workloads: [quick]}\nworkloads:\n")
     selection = selection_of(tmp_path, "*/upstream", matrix=text)
     plan = plan_run(selection, StubRuntime(), store, Asked(profile="long"))
     assert [cell.request.cell for cell in plan.cells] == list(selection.cells)

@@ -55,7 +55,7 @@ def info_of_run(
         cells=tuple(cell.cell for cell in cells),
         gates=dict(gates),
         production_profile="quick",
-        production_workload="quick",
+        production_workloads=("quick",),
         git_revision="0123456789abcdef",
         started=started,
         finished=started,

@@ -24,7 +24,7 @@ from toto_compat.verdict.decision import Answer, Decision, DecisionRules, Device
 from toto_compat.verdict.judge import judge
 from toto_compat.verdict.verdict_rows import settings_to_copy
 
-RULES = DecisionRules(production_profile="quick", production_workload="quick")  # what the sample cells ran
+RULES = DecisionRules(production_profile="quick", production_workloads=("quick",))  # what the sample cells ran
 
 
 def decided(*results: CellResult, rules: DecisionRules = RULES) -> Decision:
@@ -203,7 +203,7 @@ def test_nothing_at_all_is_answered_with_what_to_run() -> None:
     ("profile", "workload"), [("quick", "base"), ("production-check", "quick"), ("production-check", "")]
 )
 def test_a_run_that_is_not_productions_says_no_more_than_worth_a_check(profile: str, workload: str) -> None:
-    rules = DecisionRules(production_profile=profile, production_workload=workload)
+    rules = DecisionRules(production_profile=profile, production_workloads=(workload,) if workload else ())
     found = decided(good_result(), rules=rules).devices[Device.CPU]
     assert found.answer is Answer.WORTH_A_PRODUCTION_CHECK
     assert "compile can be re-enabled" not in found.sentence
@@ -234,7 +234,7 @@ def test_seeded_weights_are_said_so() -> None:
 
 
 def test_releases_of_the_matrix_that_were_not_run_are_named() -> None:
-    rules = DecisionRules(production_profile="quick", production_workload="quick", releases=("2.9.0", "2.15.0"))
+    rules = DecisionRules(production_profile="quick", production_workloads=("quick",), releases=("2.9.0", "2.15.0"))
     assert "not tried: 2.9.0 before, 2.15.0 after" in decided(good_result(), rules=rules).sentence
 
 

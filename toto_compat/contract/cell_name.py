@@ -1,4 +1,4 @@
-"""The name of a cell: `<environment>/<cache>/<mode>[+<settings>]`. It is its identity, its row and its path."""
+"""The name of a cell: `<environment>/<cache>/<mode>[+<settings>][@<workload>]`. It is its identity, its row, its path."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,6 +15,7 @@ class _Parts:
     cache: str
     mode: str
     settings: str
+    workload: str
 
 
 class CellName(str):
@@ -26,18 +27,19 @@ class CellName(str):
     def __new__(cls, text: str) -> Self:
         environment, _, rest = text.partition("/")
         cache, _, how = rest.partition("/")
-        mode, plus, settings = how.partition("+")
-        if not (environment and cache and mode) or "/" in how or (plus and not settings):
-            raise ValueError(f"{text!r} is no cell name: <environment>/<cache>/<mode>[+<settings>]")
+        compiled, at, workload = how.partition("@")
+        mode, plus, settings = compiled.partition("+")
+        if not (environment and cache and mode) or "/" in how or (plus and not settings) or (at and not workload):
+            raise ValueError(f"{text!r} is no cell name: <environment>/<cache>/<mode>[+<settings>][@<workload>]")
         name = super().__new__(cls, text)
-        name._parts = _Parts(environment, cache, mode, settings or STOCK_SETTINGS)
+        name._parts = _Parts(environment, cache, mode, settings or STOCK_SETTINGS, workload)
         return name
 
     @classmethod
-    def of(cls, environment: str, cache: str, mode: str, settings: str = STOCK_SETTINGS) -> Self:
-        """Put a name together; stock settings are left out of it."""
+    def of(cls, environment: str, cache: str, mode: str, settings: str = STOCK_SETTINGS, workload: str = "") -> Self:
+        """Put a name together; stock settings are left out of it, and a workload where there is only one."""
         suffix = "" if settings == STOCK_SETTINGS else f"+{settings}"
-        return cls(f"{environment}/{cache}/{mode}{suffix}")
+        return cls(f"{environment}/{cache}/{mode}{suffix}{f'@{workload}' if workload else ''}")
 
     @property
     def environment(self) -> str:
@@ -56,8 +58,18 @@ class CellName(str):
         return self._parts.settings
 
     @property
+    def workload(self) -> str:
+        """The workload, where its profile has several; else empty."""
+        return self._parts.workload
+
+    @property
     def mode_and_settings(self) -> str:
-        return self.rpartition("/")[2]
+        return self.rpartition("/")[2].partition("@")[0]
+
+    @property
+    def for_all_workloads(self) -> Self:
+        """The same name without its workload: what the rows of several workloads have in common."""
+        return type(self)(self.partition("@")[0])
 
     def __getnewargs__(self) -> tuple[str]:
         return (str(self),)

@@ -67,6 +67,18 @@ class CsvSeries(StrictModel):
 
 # Points in a patch of the models that can be forecast with: a checkpoint has to fit the one that its workload names.
 PATCH_SIZES = {"tiny": 32, "base": 64}
+_SAMPLING = r"^[1-9]\d*/[1-9]\d*$"
+
+
+class TimedShape(StrictModel):
+    """Holds one forecast that is timed. What is left out is the workload's first."""
+
+    horizon: int | None = Field(default=None, ge=1, description="in points; left out: the workload's first")
+    context: int | None = Field(default=None, ge=1, description="in points; left out: the workload's first")
+    batch: int = Field(default=1, ge=1, description="series that are forecast at once")
+    samples: str | None = Field(
+        default=None, pattern=_SAMPLING, description="samples/batch size, such as 256/128; left out: the mean forecast"
+    )
 
 
 class SymbolSeries(StrictModel):
@@ -79,7 +91,7 @@ class SymbolSeries(StrictModel):
 
 
 class Workload(StrictModel):
-    """Holds what is forecast. Lengths are in patches, so that they mean the same for every model size."""
+    """Holds what is forecast. Lengths are in points, as a caller of toto-ts gives them."""
 
     model: Literal["tiny", "base"] = "tiny"
     checkpoint: str | None = Field(default=None, description="local folder, or hub id with revision: org/name@revision")
@@ -87,25 +99,57 @@ class Workload(StrictModel):
     variates: int = Field(default=1, ge=1)
     groups: int = Field(default=1, ge=1, description="id groups the variates are split into")
     missing: float = Field(default=0.05, ge=0.0, lt=1.0, description="share of values masked out")
-    context_patches: tuple[int, ...] = Field(default=(16, 32, 48, 64), min_length=2, description="ascending")
-    horizon_patches: tuple[int, ...] = Field(
-        default=(10, 5, 12), min_length=1, description="the first is the timed one"
+    context: tuple[int, ...] = Field(
+        default=(512, 1024, 1536, 2048),
+        min_length=2,
+        description="points before the forecast, ascending, whole patches (tiny: 32 points, base: 64)",
+    )
+    horizon: tuple[int, ...] = Field(
+        default=(320, 160, 384), min_length=1, description="points that are forecast; any number, the first counts most"
     )
     batches: tuple[int, ...] = Field(default=(1, 2), min_length=1, description="batch sizes of the measured phase")
-    samples: int = Field(default=32, ge=2)
-    samples_per_batch: int = Field(default=16, ge=1)
+    sampling: tuple[Annotated[str, Field(pattern=_SAMPLING)], ...] = Field(
+        default=("32/16",), min_length=1, description="samples/batch size, such as 256/128; the first counts most"
+    )
+    timed: tuple[TimedShape, ...] = Field(
+        default=(),
+        description="forecasts that are timed, each a contest of its own; none: means of every batch and the first samples",
+    )
+    autocast: Literal["float16", "bfloat16"] | None = Field(
+        default=None, description="torch.autocast around every forecast of every contestant, eager's too"
+    )
+    draws: Literal["direct", "toto-ts"] | None = Field(
+        default=None, description="the random stream of a cache that knows several; null: its own default"
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="torch intra-op threads of its cells; null: limits.threads"
+    )
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     seed: int = 20251030
     csv: CsvSeries | None = None
 
     @model_validator(mode="after")
     def _lengths_make_sense(self) -> "Workload":
-        if list(self.context_patches) != sorted(set(self.context_patches)) or self.context_patches[0] < 1:
-            raise ValueError("context_patches must be positive and strictly ascending")
-        if min(self.horizon_patches) < 1 or min(self.batches) < 1:
-            raise ValueError("horizon_patches and batches must be positive")
-        if self.samples % self.samples_per_batch:
-            raise ValueError("samples must be a multiple of samples_per_batch (toto-ts demands it)")
+        if list(self.context) != sorted(set(self.context)) or self.context[0] < 1:
+            raise ValueError("context must be positive and strictly ascending")
+        for points in (*self.context, *(shape.context for shape in self.timed if shape.context)):
+            if points % self.patch_size:
+                nearest = max(1, round(points / self.patch_size)) * self.patch_size
+                raise ValueError(
+                    f"context must be whole patches, and {points} is none of the model {self.model}, "
+                    f"whose patch has {self.patch_size} points; the nearest is {nearest}"
+                )
+        if min(self.horizon) < 1 or min(self.batches) < 1:
+            raise ValueError("horizon and batches must be positive")
+        for sampling in (*self.sampling, *(shape.samples for shape in self.timed if shape.samples)):
+            samples, per_batch = sampling_of(sampling)
+            if samples % per_batch:
+                raise ValueError(
+                    f"samples must be a multiple of their batch size (toto-ts demands it), and {sampling} is none"
+                )
+        for shape in self.timed:
+            if (shape.context or 0) > self.context[-1] or (shape.horizon or 0) > max(self.horizon):
+                raise ValueError("timed forecasts must lie within the longest context and horizon")
         if self.groups > self.variates:
             raise ValueError("groups must not exceed variates")
         return self
@@ -113,6 +157,47 @@ class Workload(StrictModel):
     @property
     def patch_size(self) -> int:
         return PATCH_SIZES[self.model]
+
+    @property
+    def context_patches(self) -> tuple[int, ...]:
+        return tuple(points // self.patch_size for points in self.context)
+
+    @property
+    def horizon_patches(self) -> tuple[int, ...]:
+        """The patches of every horizon: the last one may be asked for in part."""
+        return tuple(patches(points, self.patch_size) for points in self.horizon)
+
+    @property
+    def sampled(self) -> tuple[tuple[int, int], ...]:
+        """Every sampling as samples and their batch size."""
+        return tuple(sampling_of(one) for one in self.sampling)
+
+    @property
+    def samples(self) -> int:
+        return self.sampled[0][0]
+
+    @property
+    def samples_per_batch(self) -> int:
+        return self.sampled[0][1]
+
+    @property
+    def has_one_patch_forecasts(self) -> bool:
+        """Say whether a forecast of this workload has no decode step: the pass over the context is all of it."""
+        return min(self.horizon_patches) == 1
+
+    @property
+    def precision(self) -> str:
+        return f"{self.autocast} autocast" if self.autocast else self.dtype
+
+
+def sampling_of(text: str) -> tuple[int, int]:
+    """Samples and their batch size from '256/128'."""
+    samples, _, per_batch = text.partition("/")
+    return int(samples), int(per_batch)
+
+
+def patches(points: int, patch_size: int) -> int:
+    return -(-points // patch_size)
 
 
 class CellProfile(StrictModel):
@@ -165,7 +250,7 @@ class Origin(StrictModel):
 class CellRequest(StrictModel):
     """Everything a cell needs to know. Paths are as the cell sees them; what they name is read-only."""
 
-    schema_version: Annotated[Literal[2], Field(alias="schema")] = 2
+    schema_version: Annotated[Literal[3], Field(alias="schema")] = 3
     cell: CellName
     environment: Environment
     cache: CacheRequest

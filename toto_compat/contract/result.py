@@ -13,7 +13,7 @@ from toto_compat.contract.request import CellRequest, Origin
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.contract.suites import Suite
 
-RESULT_SCHEMA = 2
+RESULT_SCHEMA = 3
 
 
 class Kind(StrEnum):
@@ -113,7 +113,7 @@ class Provenance(Origin):
 class CellResult(StrictModel):
     """Holds what a cell leaves behind, whatever happened to it."""
 
-    schema_version: Annotated[Literal[2], Field(alias="schema")] = 2
+    schema_version: Annotated[Literal[3], Field(alias="schema")] = 3
     cell: CellName
     request: CellRequest
     provenance: Provenance

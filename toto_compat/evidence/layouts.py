@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from toto_compat.contract.request import PATCH_SIZES
 from toto_compat.contract.result import RESULT_SCHEMA
 from toto_compat.errors import StorageError
 
@@ -23,7 +24,9 @@ def upgraded(path: Path, content: bytes) -> bytes:
         return content
     schema = document.get("schema")
     if schema == 1:
-        return json.dumps(_from_1(document)).encode()
+        return json.dumps(_from_2(_from_1(document))).encode()
+    if schema == 2:
+        return json.dumps(_from_2(document)).encode()
     if isinstance(schema, int) and schema > RESULT_SCHEMA:
         raise StorageError(
             f"{path}: written by a later version of toto-compat (layout {schema}; this one reads {RESULT_SCHEMA})",
@@ -45,3 +48,25 @@ def _from_1(cell: dict[str, Any]) -> dict[str, Any]:
             profile = {name: value for name, value in profile.items() if name not in ("gates", "workload")}
         kept["request"] = {**request, "schema": 2, "profile": profile}
     return {**kept, "schema": 2}
+
+
+def _from_2(cell: dict[str, Any]) -> dict[str, Any]:
+    """Layout 2 held a workload's lengths in patches, and one kind of samples."""
+    request = cell.get("request")
+    if isinstance(request, dict):
+        request = {**request, "schema": 3}
+        if isinstance(workload := request.get("workload"), dict):
+            request["workload"] = _in_points(workload)
+    return {**cell, "request": request, "schema": 3}
+
+
+def _in_points(workload: dict[str, Any]) -> dict[str, Any]:
+    points = dict(workload)
+    patch_size = PATCH_SIZES.get(str(workload.get("model", "tiny")), 1)
+    for name in ("context", "horizon"):
+        if isinstance(lengths := points.pop(f"{name}_patches", None), list):
+            points[name] = [length * patch_size for length in lengths]
+    samples, per_batch = points.pop("samples", None), points.pop("samples_per_batch", None)
+    if samples is not None and per_batch is not None:
+        points["sampling"] = [f"{samples}/{per_batch}"]
+    return points

@@ -1,7 +1,7 @@
 """Runs on disk, and the store of finished cells that makes a rerun cheap and an interrupted run resumable.
 
     results/<run>/run.json                                         what was asked, host, git revision, matrix hash
-    results/<run>/cells/<environment>/<cache>/<mode[+settings]>.json   one finished cell
+    results/<run>/cells/<environment>/<cache>/<mode[+settings][@workload]>.json   one finished cell
     results/latest -> <run>
 
 A finished cell is also kept in the user's cache folder under a key of everything that could change it. Every file
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.demands import broken_demand
@@ -60,7 +60,7 @@ class RunInfo(StrictModel):
     gates: dict[Gate, GateLimit] = Field(default={})  # the limits this run is judged by
     releases: tuple[str, ...] = ()  # torch releases of the matrix, run or not
     production_profile: str = "production-check"
-    production_workload: str = ""  # what the matrix calls production's; empty: no cell of this run can say "enable"
+    production_workloads: tuple[str, ...] = ()  # the matrix's; none: no cell of this run can say "enable"
     matrix_file: str = ""
     matrix_hash: str = ""
     source_hash: str = ""
@@ -69,6 +69,16 @@ class RunInfo(StrictModel):
     host: str = ""
     started: str
     finished: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_earlier_version(cls, data: Any) -> Any:
+        """Runs of version 0.2 and before named one workload of production's."""
+        if isinstance(data, dict) and "production_workload" in data:
+            data = dict(data)
+            named = data.pop("production_workload")
+            data.setdefault("production_workloads", [named] if named else [])
+        return data
 
 
 class StoredCell(CellResult):

@@ -60,7 +60,8 @@ def _name_mistakes(document: Document) -> Iterator[Mistake]:
 
 def _reference_mistakes(document: Document) -> Iterator[Mistake]:
     for name, profile in _section(document, "profiles"):
-        yield from _unknown(document, ("profiles", name, "workload"), profile.get("workload"), "workloads")
+        for key, section in (("workloads", "workloads"), ("only_when_named", "caches")):
+            yield from _unknown_among(document, ("profiles", name, key), profile.get(key), section)
         yield from _repeated(document, ("profiles", name, "suites"), profile.get("suites"))
         if profile.get("suites") == []:
             yield document.mistake(("profiles", name, "suites"), "an empty list", "at least one suite")
@@ -69,11 +70,12 @@ def _reference_mistakes(document: Document) -> Iterator[Mistake]:
         settings = cache.get("settings", ["stock"])
         if settings == []:
             yield document.mistake(place, "an empty list", _names_under(document, "settings"))
-        for index, reference in enumerate(settings if isinstance(settings, list) else ()):
-            yield from _unknown(document, (*place, index), reference, "settings")
-        yield from _repeated(document, place, settings)
+        yield from _unknown_among(document, place, settings, "settings")
     if isinstance(document.data, dict):
-        references = {"production": "environments", "production_workload": "workloads"}
+        yield from _unknown_among(
+            document, ("production_workloads",), document.data.get("production_workloads"), "workloads"
+        )
+        references = {"production": "environments"}
         if "production_profile" in document.data:
             references["production_profile"] = "profiles"
         for key, section in references.items():
@@ -152,6 +154,12 @@ def _unknown(document: Document, place: KeyPath, reference: Any, section: str) -
     if isinstance(reference, str) and reference not in names:
         accepted = _names_under(document, section)
         yield document.mistake(place, describe_value(reference), accepted, nearest_name(reference, names))
+
+
+def _unknown_among(document: Document, place: KeyPath, references: Any, section: str) -> Iterator[Mistake]:
+    for index, reference in enumerate(references if isinstance(references, list) else ()):
+        yield from _unknown(document, (*place, index), reference, section)
+    yield from _repeated(document, place, references)
 
 
 def _names_under(document: Document, section: str) -> str:

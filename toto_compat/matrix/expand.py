@@ -1,4 +1,4 @@
-"""Environments x caches x modes x settings -> the names of cells, and the selectors that pick among them."""
+"""Environments x caches x modes x settings x workloads -> the names of cells, and the selectors that pick among them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -16,21 +16,26 @@ from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.schema import Matrix, Profile
 
 
-def expand(matrix: Matrix) -> list[CellName]:
-    """Every cell of the matrix, in the order of the file."""
+def expand(matrix: Matrix, profile_name: str) -> list[CellName]:
+    """Every cell of the matrix under a profile, in the order of the file; of several workloads one cell for each."""
+    workloads = named_profile(matrix, profile_name).workloads
     return [
-        CellName.of(environment_name, cache_name, mode, settings_name)
+        CellName.of(environment_name, cache_name, mode, settings_name, workload if len(workloads) > 1 else "")
         for environment_name in matrix.environments
         for cache_name, cache in matrix.caches.items()
         for mode in matrix.modes
         for settings_name in cache.settings
+        for workload in workloads
     ]
 
 
-def select(cells: Sequence[CellName], selectors: Iterable[str]) -> list[CellName]:
+def select(
+    cells: Sequence[CellName], selectors: Iterable[str], *, only_when_named: Iterable[str] = ()
+) -> list[CellName]:
     """The cells any selector matches, minus those a `!selector` matches, in their own order.
 
     Without a positive selector everything is taken. A selector that matches nothing is a mistake, not an empty set.
+    Cells of the caches in `only_when_named` are taken if a selector asks for that cache, not by one for all caches.
     """
     selectors = list(selectors)
     wanted = [selector for selector in selectors if not selector.startswith("!")]
@@ -38,7 +43,17 @@ def select(cells: Sequence[CellName], selectors: Iterable[str]) -> list[CellName
     for selector in (*wanted, *unwanted):
         if not any(_matches(selector, cell) for cell in cells):
             raise _no_match(selector, cells)
-    taken = [cell for cell in cells if not wanted or any(_matches(selector, cell) for selector in wanted)]
+    matched = [cell for cell in cells if not wanted or any(_matches(selector, cell) for selector in wanted)]
+    spared = tuple(only_when_named)
+    taken = [
+        cell for cell in matched if cell.cache not in spared or any(_names_its_cache(one, cell) for one in wanted)
+    ]
+    if matched and not taken:
+        caches = ", ".join(dict.fromkeys(cell.cache for cell in matched))
+        raise SelectionError(
+            f"nothing is left: under this profile {caches} run only when they are named",
+            hint=f"name the cache: '{matched[0].environment}/{matched[0].cache}'",
+        )
     kept = [cell for cell in taken if not any(_matches(selector, cell) for selector in unwanted)]
     if taken and not kept:
         raise SelectionError(
@@ -48,7 +63,9 @@ def select(cells: Sequence[CellName], selectors: Iterable[str]) -> list[CellName
     return kept
 
 
-def default_selection(matrix: Matrix, device: Device, left_out: Mapping[str, str] | None = None) -> list[CellName]:
+def default_selection(
+    matrix: Matrix, device: Device, profile_name: str, left_out: Mapping[str, str] | None = None
+) -> list[CellName]:
     """Return what is run when nothing is asked for: with the first settings of each cache, less than an hour.
 
     On a CPU the newest CPU environment in one mode: the modes differ only in CUDA graphs and autotuning.
@@ -57,7 +74,9 @@ def default_selection(matrix: Matrix, device: Device, left_out: Mapping[str, str
     in toto-ts's whole model, whose autotuning takes hours, in one mode and on production's environment alone.
     """
     first = {name: cache.settings[0] for name, cache in matrix.caches.items()}
-    cells = [cell for cell in expand(matrix) if cell.settings == first[cell.cache]]
+    spared = named_profile(matrix, profile_name).only_when_named
+    wanted = [cell for cell in expand(matrix, profile_name) if cell.cache not in spared]
+    cells = [cell for cell in wanted if cell.settings == first[cell.cache]]
     newest = _newest_environment(matrix, device, left_out or {})
     if device is Device.CPU:
         mode = "default" if "default" in matrix.modes else matrix.modes[0]
@@ -106,12 +125,24 @@ def gate_limits(matrix: Matrix, profile_name: str) -> dict[Gate, GateLimit]:
 
 
 def _matches(selector: str, cell: CellName) -> bool:
-    """`*` crosses slashes, so one glob over the identifier is enough once the short forms are dealt with."""
+    """`*` crosses slashes, so one glob over the identifier is enough once the short forms are dealt with.
+
+    A selector without `@` is about all workloads.
+    """
+    selector, at, workload = selector.partition("@")
+    if at and not fnmatchcase(cell.workload, workload):
+        return False
     if "/" not in selector:
         return fnmatchcase(cell.environment, selector)
     if selector.count("/") == 1 and fnmatchcase(f"{cell.environment}/{cell.cache}", selector):
         return True
-    return fnmatchcase(cell, selector)
+    return fnmatchcase(cell.for_all_workloads, selector)
+
+
+def _names_its_cache(selector: str, cell: CellName) -> bool:
+    """Tell whether a selector asks for the cell's cache: it matches, and would not if the cache were another."""
+    other = CellName.of(cell.environment, "-", cell.mode, cell.settings, cell.workload)
+    return _matches(selector, cell) and not _matches(selector, other)
 
 
 def _newest_environment(matrix: Matrix, device: Device, left_out: Mapping[str, str]) -> str:

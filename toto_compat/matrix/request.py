@@ -35,6 +35,7 @@ def matrix_request(
 ) -> CellRequest:
     """The request of a cell of the matrix under a profile; with series of the user's own, their suite is in it."""
     profile = named_profile(matrix, profile_name)
+    workload_name = cell.workload or profile.workloads[0]
     device = matrix.environments[cell.environment].runs_on(device)
     request = cell_request(
         matrix,
@@ -43,8 +44,8 @@ def matrix_request(
         settings=matrix.settings[cell.settings],
         profile_name=profile_name,
         profile=with_time_to_autotune(profile.of_cell, cell, device),
-        workload_name=profile.workload,
-        workload=matrix.workloads[profile.workload],
+        workload_name=workload_name,
+        workload=matrix.workloads[workload_name],
         workload_folder=matrix_path.resolve().parent,
         device=device,
         checkpoint_folder=checkpoint_folder,
@@ -103,6 +104,7 @@ def cell_request(
     """
     environment = matrix.environments[cell.environment]
     device = environment.runs_on(device)
+    limits = matrix.limits.model_copy(update={"threads": workload.threads or matrix.limits.threads})
     csv = workload.csv
     if csv is not None:
         csv = csv.model_copy(update={"path": str((workload_folder / csv.path).resolve())})
@@ -116,8 +118,8 @@ def cell_request(
         profile=profile,
         workload_name=workload_name,
         workload=workload,
-        limits=matrix.limits,
-        variables=cell_variables(matrix.limits, device),
+        limits=limits,
+        variables=cell_variables(limits, device),
         checkpoint_folder=checkpoint_folder,
         csv=csv,
         quiet_lock=quiet_lock,

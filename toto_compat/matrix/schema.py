@@ -26,7 +26,12 @@ class CacheSource(StrictModel):
 class Profile(CellProfile):
     """Says how hard a cell is tried, on what, and the limits that hold then."""
 
-    workload: str = Field(description="a name under workloads")
+    workloads: tuple[str, ...] = Field(
+        min_length=1, description="names under workloads; of several, every cell is run once for each"
+    )
+    only_when_named: tuple[str, ...] = Field(
+        default=(), description="caches that run under this profile only if a selector names them"
+    )
     gates: dict[Gate, GateLimit] = Field(default={}, description="limits that replace the general ones")
 
     @property
@@ -45,8 +50,8 @@ class Matrix(StrictModel):
     production_profile: str = Field(
         default="production-check", description="the profile that alone can say: enable compile"
     )
-    production_workload: str | None = Field(
-        default=None, description="the workload that production runs; without one no run can say: enable compile"
+    production_workloads: tuple[str, ...] = Field(
+        default=(), description="the workloads that production runs; without one no run can say: enable compile"
     )
     environments: dict[str, Environment] = Field(
         min_length=1, description="software stacks by name, torch-<release>-<build>: {torch, build, ...}"
@@ -59,7 +64,7 @@ class Matrix(StrictModel):
         min_length=1, description="a list out of default, reduce-overhead, max-autotune"
     )
     profiles: dict[str, Profile] = Field(
-        min_length=1, description="ways to try a cell by name: {iterations, workload, ...}"
+        min_length=1, description="ways to try a cell by name: {iterations, workloads, ...}"
     )
     workloads: dict[str, Workload] = Field(
         min_length=1, description="kinds of series to forecast by name: {model: tiny, ...}"

@@ -24,9 +24,15 @@ class Selection:
     cells: tuple[CellName, ...]
     required: tuple[CellName, ...]
     device: Device
-    workload: Workload
+    workloads: Mapping[str, Workload]  # of the profile, by name
     left_out: Mapping[str, str] = field(default_factory=dict)  # environments that no selector named, and why not
     symbols: tuple[SymbolSeries, ...] = ()
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """Every checkpoint that the workloads name, once."""
+        named = (workload.checkpoint for workload in self.workloads.values())
+        return tuple(dict.fromkeys(one for one in named if one is not None))
 
 
 WhyNotRunnable = Callable[[str, Environment], str]  # name and environment in, '' if this machine's GPU can run it
@@ -46,27 +52,28 @@ def select_cells(
     device = choose_device()
     left_out: dict[str, str] = {}
     if asked.selectors:
-        cells = select(expand(matrix), asked.selectors)
+        cells = select(expand(matrix, asked.profile), asked.selectors, only_when_named=profile.only_when_named)
         cells = in_order_of_interest(cells) if device is Device.CUDA else cells
     else:
         if device is Device.CUDA:
             cuda = {name: one for name, one in matrix.environments.items() if one.device is device}
             left_out = {name: why for name, one in cuda.items() if (why := why_not_runnable(name, one))}
-        cells = default_selection(matrix, device, left_out)
-    required = _select_required(cells, matrix, asked.require) if asked.require else []
-    workload = matrix.workloads[profile.workload]
-    check_series(workload, matrix_path.resolve().parent)
+        cells = default_selection(matrix, device, asked.profile, left_out)
+    required = _select_required(cells, matrix, asked) if asked.require else []
+    workloads = {name: matrix.workloads[name] for name in profile.workloads}
     symbols = read_symbols(asked.data, asked.column, asked.symbols) if asked.data is not None else ()
-    fitted = fit_to_workload(symbols, profile.workload, workload)
-    return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workload, left_out, fitted)
+    for name, workload in workloads.items():
+        check_series(workload, matrix_path.resolve().parent)
+        symbols = fit_to_workload(symbols, name, workload)
+    return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workloads, left_out, tuple(symbols))
 
 
-def _select_required(cells: Sequence[CellName], matrix: Matrix, selectors: Sequence[str]) -> Sequence[CellName]:
+def _select_required(cells: Sequence[CellName], matrix: Matrix, asked: Asked) -> Sequence[CellName]:
     """Pick among the cells that will run; one that the matrix has but nobody selected is told as that."""
     try:
-        return select(cells, selectors)
+        return select(cells, asked.require)
     except SelectionError:
-        in_matrix = select(expand(matrix), selectors)  # what matches nothing at all is told with the nearest names
+        in_matrix = select(expand(matrix, asked.profile), asked.require)  # what matches nothing at all is told with the nearest names
         left_out = next(cell for cell in in_matrix if cell not in cells)
         raise SelectionError(
             f"--require: {left_out} is not among the {len(cells)} cells that are to run",

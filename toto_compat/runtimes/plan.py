@@ -3,8 +3,10 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.request import CellRequest, Device, Environment
 from toto_compat.evidence.files import cache_folder
 from toto_compat.evidence.store import CellStore, StoredCell, cell_key, timing_name
@@ -64,8 +66,8 @@ class Plan:
 
 def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: Asked) -> Plan:
     """Work out what is to be run, built and fetched. Nothing is changed, on this machine or elsewhere."""
-    checkpoint = selection.workload.checkpoint
-    folder = find_checkpoint(checkpoint, relative_to=selection.matrix_path.resolve().parent) if checkpoint else None
+    beside = selection.matrix_path.resolve().parent
+    folders = {one: find_checkpoint(one, relative_to=beside) for one in selection.checkpoints}
     requests = [
         matrix_request(
             selection.matrix,
@@ -73,13 +75,13 @@ def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: As
             cell,
             asked.profile,
             selection.device,
-            checkpoint_folder=str(folder) if folder else None,
+            checkpoint_folder=_folder_of(selection, cell, folders),
             quiet_lock=str(cache_folder() / "quiet.lock"),
             symbols=selection.symbols,
         )
         for cell in selection.cells
     ]
-    to_download = checkpoint if checkpoint and folder is None else None
+    to_download = ", ".join(one for one, folder in folders.items() if folder is None) or None
     cells = plan_cells(requests, runtime, store, fresh=asked.fresh)
     if to_download is not None:  # its content is part of the key
         cells = [PlannedCell(cell.request, key="", stored=None) for cell in cells]
@@ -97,6 +99,14 @@ def jobs_of(asked: Asked, device: Device) -> tuple[int, list[str]]:
     if asked.jobs is not None and asked.jobs > gpus:
         notes.append(f"--jobs {asked.jobs}: one cell at a time on each of {gpus}, two on one GPU disturb each other")
     return min(asked.jobs or gpus, gpus), notes
+
+
+def _folder_of(selection: Selection, cell: CellName, folders: Mapping[str, Path | None]) -> str | None:
+    """The folder of the checkpoint that a cell's workload names, if it is here."""
+    workloads = selection.workloads
+    checkpoint = workloads[cell.workload or next(iter(workloads))].checkpoint
+    folder = folders[checkpoint] if checkpoint else None
+    return str(folder) if folder else None
 
 
 def plan_cells(

@@ -29,7 +29,7 @@ def prepare_run(
     plan: Plan, selection: Selection, *, runtime: Runtime, store: CellStore, asked: Asked, progress: Progress
 ) -> PreparedRun:
     """Build what is missing. One environment that cannot be built does not stop the others; none at all is an error."""
-    checkpoint = fetch_checkpoint(selection) if plan.to_run else None
+    checkpoints = fetch_checkpoints(selection) if plan.to_run else {}
     environments: dict[str, PreparedEnvironment] = {}
     errors: dict[str, EnvironmentBuildError] = {}
     for name, environment in {c.request.cell.environment: c.request.environment for c in plan.to_run}.items():
@@ -54,7 +54,9 @@ def prepare_run(
         elif name in errors:
             failed.append((cell.request, errors[name]))
         else:
-            request = cell.request.model_copy(update={"checkpoint_folder": str(checkpoint) if checkpoint else None})
+            checkpoint = cell.request.workload.checkpoint
+            folder = str(checkpoints[checkpoint]) if checkpoint else None
+            request = cell.request.model_copy(update={"checkpoint_folder": folder})
             # from here on the cell's own copies count, and they are what its key is of
             request, prepared = staged(request), environments[name]
             key = key_of(request, prepared.lock, runtime.source.hash)
@@ -67,9 +69,7 @@ def prepare_run(
     return PreparedRun(tuple(stored), tuple(ready), tuple(failed))
 
 
-def fetch_checkpoint(selection: Selection) -> Path | None:
+def fetch_checkpoints(selection: Selection) -> dict[str, Path]:
     """Weights that a user named are fetched here, before any cell runs: cells have no network."""
-    checkpoint = selection.workload.checkpoint
-    if checkpoint is None:
-        return None
-    return resolve_checkpoint(checkpoint, relative_to=selection.matrix_path.resolve().parent)
+    beside = selection.matrix_path.resolve().parent
+    return {one: resolve_checkpoint(one, relative_to=beside) for one in selection.checkpoints}

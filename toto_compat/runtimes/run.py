@@ -146,7 +146,7 @@ def describe_run(selection: Selection, runtime: Runtime, asked: Asked) -> RunInf
         },
         releases=tuple(dict.fromkeys(environment.torch for environment in selection.matrix.environments.values())),
         production_profile=selection.matrix.production_profile,
-        production_workload=selection.matrix.production_workload or "",
+        production_workloads=selection.matrix.production_workloads,
         matrix_file=str(selection.matrix_path),
         matrix_hash=matrix_hash(selection.matrix),
         source_hash=runtime.source.hash,

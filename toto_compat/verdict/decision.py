@@ -29,7 +29,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Contender:
-    """One cache, mode and settings over all releases of one device."""
+    """One cache, mode and settings over all releases and workloads of one device."""
 
     cache: str
     mode: str
@@ -42,9 +42,17 @@ class Contender:
         return f"{self.cache}/{self.mode}" + ("" if self.settings == "stock" else f"+{self.settings}")
 
     @property
+    def passing(self) -> tuple[tuple[JudgedCell, ...], ...]:
+        """The rows of each environment in which all of them PASS, one for every workload, oldest release first."""
+        rows: dict[str, list[JudgedCell]] = {}
+        for cell in self.cells:
+            rows.setdefault(cell.result.cell.environment, []).append(cell)
+        return tuple(tuple(own) for own in rows.values() if all(cell.verdict is Status.PASS for cell in own))
+
+    @property
     def newest_pass(self) -> JudgedCell | None:
-        passed = [cell for cell in self.cells if cell.verdict is Status.PASS]
-        return passed[-1] if passed else None
+        """Of the newest environment that passes the row with the smallest gain."""
+        return min(self.passing[-1], key=_gain) if self.passing else None
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class DecisionRules:
     """Says what a run's decision may claim."""
 
     production_profile: str = "production-check"
-    production_workload: str = ""  # empty: the matrix names none, and nothing can be enabled
+    production_workloads: tuple[str, ...] = ()  # none: the matrix names none, and nothing can be enabled
     releases: tuple[str, ...] = ()  # of the matrix, run or not
     review_by: str = ""  # YYYY-MM-DD; after that day the decision is stale
     today: str = ""
@@ -94,10 +102,11 @@ class DecisionRules:
     def is_stale(self) -> bool:
         return bool(self.review_by) and self.today > self.review_by
 
-    def may_enable(self, cell: JudgedCell) -> bool:
-        """Tell whether a cell was measured as production runs it; all others are worth a check at best."""
-        request = cell.result.request
-        return request.profile_name == self.production_profile and request.workload_name == self.production_workload
+    def may_enable(self, rows: Sequence[JudgedCell]) -> bool:
+        """Tell whether rows of one environment are all that production runs; others are worth a check at best."""
+        requests = [row.result.request for row in rows]
+        run = {request.workload_name for request in requests if request.profile_name == self.production_profile}
+        return bool(self.production_workloads) and run >= set(self.production_workloads)
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,11 @@ def contenders_of(
     return tuple(contenders)
 
 
+def environments_of(cells: Sequence[JudgedCell]) -> tuple[str, ...]:
+    """Name the environments of some rows, each once."""
+    return tuple(dict.fromkeys(cell.result.cell.environment for cell in cells))
+
+
 def torch_release(cell: JudgedCell) -> str:
     return cell.result.request.environment.torch
 
@@ -169,8 +183,8 @@ def _decide_device(
 ) -> DeviceDecision:
     contenders = contenders_of(device, cells, rules.releases)
     passing = [contender for contender in contenders if contender.newest_pass]
-    gaining = [one for one in passing if one.newest_pass and not compile_adds_nothing(one.newest_pass)]
-    for_production = [one for one in gaining if one.newest_pass and rules.may_enable(one.newest_pass)]
+    gaining = [one for one in passing if not all(map(compile_adds_nothing, one.passing[-1]))]
+    for_production = [one for one in gaining if rules.may_enable(one.passing[-1])]
     if for_production:
         enabled = _enable(device, max(for_production, key=_preference), contenders, rules)
         return replace(enabled, allowed=_allowed(for_production, rules, compiled=True))
@@ -204,17 +218,19 @@ def _preference(contender: Contender) -> tuple[Version, int, bool, float]:
     """Newest release first, then the longest list of good releases, PyTorch's own settings, the larger gain."""
     best = contender.newest_pass
     assert best is not None
-    speedup = best.figure(Suite.SPEED, Gate.SPEEDUP.value)
-    good = sum(cell.verdict is Status.PASS for cell in contender.cells)
-    gain = speedup.value if speedup and speedup.value is not None else 0.0
-    return Version(torch_release(best)), good, contender.settings == "stock", gain
+    return Version(torch_release(best)), len(contender.passing), contender.settings == "stock", _gain(best)
+
+
+def _gain(cell: JudgedCell) -> float:
+    speedup = cell.figure(Suite.SPEED, Gate.SPEEDUP.value)
+    return speedup.value if speedup and speedup.value is not None else 0.0
 
 
 def _enable(
     device: Device, contender: Contender, contenders: tuple[Contender, ...], rules: DecisionRules
 ) -> DeviceDecision:
-    passed = [cell for cell in contender.cells if cell.verdict is Status.PASS and rules.may_enable(cell)]
-    environments = tuple(cell.result.cell.environment for cell in passed)
+    passed = [cell for rows in contender.passing if rules.may_enable(rows) for cell in rows]
+    environments = environments_of(passed)
     with_settings = contender.settings != "stock"
     settings = f" and settings {contender.settings}" if with_settings else ""
     sentence = (
@@ -237,15 +253,15 @@ def _worth_checking(
     device: Device, contender: Contender, contenders: tuple[Contender, ...], rules: DecisionRules
 ) -> DeviceDecision:
     """Say what a run that is not production's may say: that production's is worth its hours."""
-    passed = [cell for cell in contender.cells if cell.verdict is Status.PASS]
+    passed = [cell for rows in contender.passing for cell in rows]
     newest = passed[-1].result
     profiles = _listed(tuple(dict.fromkeys(cell.result.request.profile_name for cell in passed)))
     command = (
-        f"nox -s matrix -- '{newest.cell}' --profile {rules.production_profile} --device {newest.request.device.value}"
+        f"nox -s matrix -- '{newest.cell.for_all_workloads}' --profile {rules.production_profile} --device {newest.request.device.value}"
     )
     reason = (
-        f"every demanded gate passed, in profile {profiles}; only {rules.production_profile} on the workload "
-        f"{rules.production_workload or 'that matrix.yaml names as production_workload'} can say more"
+        f"every demanded gate passed, in profile {profiles}; only {rules.production_profile} on production's "
+        f"workloads ({', '.join(rules.production_workloads) or 'matrix.yaml names none'}) can say more"
     )
     sentence = (
         f"On {_label(device)} {contender.name} is worth a production check: {_what_is_known(contender, passed)}, in "
@@ -283,13 +299,13 @@ def _with_contender(
     reason: str,
     next_commands: tuple[str, ...],
 ) -> DeviceDecision:
-    newest = passed[-1]
+    newest = contender.newest_pass or passed[-1]
     return DeviceDecision(
         device=device,
         answer=answer,
         sentence=sentence,
         contender=contender,
-        environments=tuple(cell.result.cell.environment for cell in passed),
+        environments=environments_of(passed),
         decided_by=None,
         reason=reason,
         break_even_cold=newest.figure(Suite.SPEED, "break_even_cold"),
@@ -315,7 +331,7 @@ def _cache_only(device: Device, contender: Contender, contenders: tuple[Contende
         answer=Answer.KEEP_OFF,
         sentence=f"On {_label(device)} take the cache {contender.cache}, leave compile off: {reason}.",
         contender=contender,
-        environments=tuple(c.result.cell.environment for c in contender.cells if c.verdict is Status.PASS),
+        environments=environments_of([cell for rows in contender.passing for cell in rows]),
         decided_by=Gate.SPEEDUP,
         reason=reason,
         break_even_cold=None,

@@ -54,7 +54,7 @@ def rules_of(info: RunInfo, today: date) -> DecisionRules:
     day = datetime.fromisoformat((info.finished or info.started).replace("Z", "+00:00")).date()
     return DecisionRules(
         production_profile=info.production_profile,
-        production_workload=info.production_workload,
+        production_workloads=info.production_workloads,
         releases=info.releases,
         review_by=(day + REVIEW_AFTER).isoformat(),
         today=today.isoformat(),

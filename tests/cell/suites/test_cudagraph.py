@@ -251,7 +251,7 @@ def a_gpu_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("a_gpu_that_is_none")
 @pytest.mark.parametrize(("horizon", "value"), [(1, None), (2, 0)])
 def test_a_horizon_of_one_patch_shows_no_decode_step(horizon: int, value: int | None, eager_candidate: Trial) -> None:
-    workload = WORKLOAD.model_copy(update={"horizon_patches": (horizon,)})
+    workload = WORKLOAD.model_copy(update={"horizon": (32 * horizon,)})
     evidence = measure(replace(eager_candidate, workload=workload))
     assert len(evidence.details["steps"]) == horizon
     assert evidence.figures["cudagraphs"].value == value

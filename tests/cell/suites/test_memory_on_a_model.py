@@ -37,7 +37,7 @@ import torch
 torch.set_num_threads(1)
 memory.READ_FORECASTS = 10
 runner, cache = sys.argv[1:]
-workload = Workload(context_patches=(4, 64), horizon_patches=(2,), batches=(1,))
+workload = Workload(context=(128, 2048), horizon=(64,), batches=(1,))
 session = Session(trial_of(cache, settings=UNLOWERED, workload=workload), CellProfile(iterations=1))
 print(getattr(memory, runner)(session).model_dump_json())
 """
@@ -172,7 +172,7 @@ def test_garbage_is_no_leak() -> None:
 
 
 def test_the_loop_meets_every_announced_batch_as_mean_and_samples_and_two_series_of_each() -> None:
-    workload = Workload(batches=(1, 2), samples=8, samples_per_batch=4)
+    workload = Workload(batches=(1, 2), sampling=("8/4",))
     plan = plan_forecasts(trial_of("fixed_size", workload=workload), 32)
     rows = [planned.series.inputs.shape[0] * (planned.samples or 1) for planned in plan]
     assert set(rows) == set(trial_of("fixed_size", workload=workload).batch_sizes)

@@ -184,7 +184,7 @@ def test_upstream_recompiles_as_often_as_a_plain_script_with_torch_logs_says(
 
 
 def test_list_index_fails_with_production_s_own_line() -> None:
-    few = {"context_patches": (4, 5), "horizon_patches": (2,), "batches": (1,), "samples": 2, "samples_per_batch": 1}
+    few = {"context": (128, 160), "horizon": (64,), "batches": (1,), "sampling": ("2/1",)}
     evidence = evidence_of("list_index", WORKLOAD.model_copy(update=few))
     limits = [event for event in evidence.events if event.kind is EventKind.RECOMPILE_LIMIT]
     hit = next(event for event in limits if event.function == "positional_embedding")
@@ -201,7 +201,7 @@ def test_upstream_breaks_its_graph_and_says_where(upstream: SuiteEvidence) -> No
 
 
 def test_fixed_size_compiles_each_announced_batch_once_and_none_of_them_counts() -> None:
-    few = {"context_patches": (4, 14), "horizon_patches": (2,), "batches": (1, 2)}
+    few = {"context": (128, 448), "horizon": (64,), "batches": (1, 2)}
     trial = trial_of("fixed_size", settings=UNLOWERED, workload=WORKLOAD.model_copy(update=few))
     evidence = count_compilations(
         trial, lambda: trial.compiled(batch_sizes=trial.batch_sizes), eager_operations(trial, UPSTREAM)
@@ -216,7 +216,7 @@ def test_fixed_size_compiles_each_announced_batch_once_and_none_of_them_counts()
 
 
 def test_shapes_that_nobody_announced_are_skipped_where_a_limit_is_broken_already() -> None:
-    few = {"context_patches": (4, 14), "horizon_patches": (2,), "batches": (1,)}
+    few = {"context": (128, 448), "horizon": (64,), "batches": (1,)}
     trial = trial_of("fixed_size", settings=UNLOWERED, workload=WORKLOAD.model_copy(update=few))
     nothing_may_be_compiled = Demand(
         gate="compilations", suite=Suite.RECOMPILE, figure="compilations", limit=GateLimit(max=0)
@@ -235,7 +235,7 @@ def test_shapes_that_nobody_announced_are_skipped_where_a_limit_is_broken_alread
 
 
 def test_a_profile_may_leave_out_shapes_that_nobody_announced() -> None:
-    few = {"context_patches": (4, 14), "horizon_patches": (2,), "batches": (1,)}
+    few = {"context": (128, 448), "horizon": (64,), "batches": (1,)}
     trial = trial_of("fixed_size", settings=UNLOWERED, workload=WORKLOAD.model_copy(update=few))
     evidence = count_compilations(
         trial,

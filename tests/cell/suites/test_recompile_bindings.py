@@ -16,7 +16,7 @@ from toto_compat.model.backbone import SHAPES
 
 pytestmark = pytest.mark.cell
 
-WORKLOAD = Workload(context_patches=(4, 8), horizon_patches=(6, 3), batches=(1,), samples=2, samples_per_batch=1)
+WORKLOAD = Workload(context=(128, 256), horizon=(192, 96), batches=(1,), sampling=("2/1",))
 PROFILE = CellProfile(iterations=1, unannounced_shapes=False)
 
 

@@ -36,7 +36,7 @@ SCENARIO = Scenario("two series of three variates", context=4, horizon=4, batch=
 RECOMPILES_ALLOWED, SPEEDUP_NEEDED, ACTIVE_NEEDED = 0, 2.0, 0.8
 # One decode step a forecast and one batch: a cache that compiles in every step takes seconds for each.
 FEW_STEPS = WORKLOAD.model_copy(
-    update={"context_patches": (4, 6), "horizon_patches": (2,), "batches": (1,), "samples": 2, "samples_per_batch": 1}
+    update={"context": (128, 192), "horizon": (64,), "batches": (1,), "sampling": ("2/1",)}
 )
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cell
 @pytest.mark.parametrize("per_batch", [16, 64, 128])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_parameters_are_compared_at_every_number_of_rows_that_samples_are_drawn_in(per_batch: int, batch: int) -> None:
-    workload = Workload(batch=batch, batches=(1, 2), samples=2 * per_batch, samples_per_batch=per_batch)
+    workload = Workload(batch=batch, batches=(1, 2), sampling=(f"{2 * per_batch}/{per_batch}",))
     trial = trial_of("upstream", workload=workload)
     rows = {one.scenario.batch * one.per_batch for one in drawings_of(trial, 2)}
     assert {batch * per_batch, batch * 10} <= rows
@@ -38,7 +38,7 @@ def test_names_tell_scenarios_apart() -> None:
 
 
 def test_what_is_past_the_announced_is_past_it_however_it_is_rounded_up() -> None:
-    trial = trial_of("upstream", workload=Workload(context_patches=(16, 52), horizon_patches=(12,)))
+    trial = trial_of("upstream", workload=Workload(context=(512, 1664), horizon=(384,)))
     context, horizon = past_the_announced(trial)
     assert (trial.max_patches, context.context) == (64, 129)
     assert horizon.context == 52 and horizon.context + horizon.horizon > 80
@@ -46,7 +46,7 @@ def test_what_is_past_the_announced_is_past_it_however_it_is_rounded_up() -> Non
 
 @pytest.mark.parametrize("horizon", [1, 4, 12])
 def test_nothing_else_is_past_the_announced(horizon: int) -> None:
-    trial = trial_of("upstream", workload=Workload(context_patches=(14, 16), horizon_patches=(horizon,)))
+    trial = trial_of("upstream", workload=Workload(context=(448, 512), horizon=(32 * horizon,)))
     for scenario in all_scenarios(trial):
         longer = scenario.context + scenario.horizon > trial.max_patches
         assert longer is scenario.past_the_announced, scenario.name
@@ -57,7 +57,7 @@ def test_a_longer_context_asks_for_no_more_of_a_users_rows_than_the_workload_doe
     rows = [f"{1_700_000_000 + 60 * row},{row % 7}" for row in range((6 + 9) * 32 + 15)]
     path.write_text("\n".join(["timestamp,value", *rows]), encoding="utf-8")
     csv = CsvSeries(path=str(path), time_column="timestamp", value_columns=("value",))
-    workload = Workload(context_patches=(4, 6), horizon_patches=(9,))
+    workload = Workload(context=(128, 192), horizon=(288,))
     trial = Trial(workload=workload, cache=CacheRequest(name="upstream", source="builtin"), csv=csv)
     for scenario in all_scenarios(trial):
         assert series_of(trial, scenario, 32).inputs.shape == (scenario.batch, scenario.variates, scenario.context * 32)

@@ -25,7 +25,7 @@ from toto_compat.model.backbone import SHAPES
 pytestmark = pytest.mark.cell
 
 WORKLOAD = Workload(
-    context_patches=(4, 6), horizon_patches=(4,), batches=(1, 2), samples=32, samples_per_batch=16, missing=0.05
+    context=(128, 192), horizon=(128,), batches=(1, 2), sampling=("32/16",), missing=0.05
 )
 PROFILE = CellProfile(iterations=2)
 OF_NAN = {"nan under the mask", "nan under the mask, as announced"}
