@@ -4,9 +4,7 @@ from toto_compat.cell.trial import Trial
 from toto_compat.contract.request import CacheRequest, CompileSettings, Workload
 from toto_compat.model.backbone import SHAPES
 
-WORKLOAD = Workload(
-    context=(128, 192, 256), horizon=(128, 96), batches=(1, 2), sampling=("8/4",), missing=0.05
-)
+WORKLOAD = Workload(context=(128, 192, 256), horizon=(128, 96), batches=(1, 2), sampling=("8/4",), missing=0.05)
 # The tiny model with every kind of layer once.
 TWO_LAYERS = {
     **SHAPES["tiny"],

@@ -2,9 +2,11 @@
 
 import errno
 import gc
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -17,8 +19,10 @@ from toto_compat.errors import TotoCompatError
 from toto_compat.model.backbone import build_backbone
 from toto_compat.model.binding import bind
 from toto_compat.model.bound import BoundModel, CompileSpec
+from toto_compat.model.forecaster import forecaster_of
 from toto_compat.model.series import Series, make_series
 
+_ASKED_OF_A_MODEL = ("generate_mean", "generate_samples", "teacher_forced", "predictive")
 UPSTREAM = CacheRequest(name="upstream", source="builtin")
 _FULL_DISK_TEXTS = ("No space left on device", "Disk quota exceeded")
 
@@ -127,19 +131,22 @@ class Trial:
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Every batch that this workload asks for, samples counted as the series they are to the model."""
-        sampled = self.workload.batches[0] * self.workload.samples_per_batch
-        return tuple(dict.fromkeys((*self.workload.batches, sampled)))
+        sampled = [self.workload.batches[0] * per_batch for _, per_batch in self.workload.sampled]
+        return tuple(dict.fromkeys((*self.workload.batches, *sampled)))
 
     def eager(self, cache: CacheRequest = UPSTREAM, *, dtype: torch.dtype | None = None) -> BoundModel:
-        """A cache run eager; upstream unless another is named."""
-        return bind(self._backbone(dtype), cache, max_patches=self.max_patches)
+        """A cache run eager; upstream unless another is named. A float64 reference knows no autocast."""
+        model = bind(self._backbone(dtype), cache, max_patches=self.max_patches, **self._told())
+        return model if dtype is torch.float64 else self._under_autocast(model)
 
     def compiled(self, *, backend: Callable[..., Any] | None = None, batch_sizes: tuple[int, ...] = ()) -> BoundModel:
         """The candidate: this cell's cache, compiled as the cell says, told which batches the suite will use."""
         spec = CompileSpec(mode=self.mode, settings=self.settings, backend=backend)
         backbone = self._backbone(None)
+        told = self._told(max_context=self.workload.context_patches[-1])
+        announced = {"max_patches": self.max_patches, "batch_sizes": batch_sizes}
         with blaming_the_candidate():
-            return bind(backbone, self.cache, compile_spec=spec, max_patches=self.max_patches, batch_sizes=batch_sizes)
+            return self._under_autocast(bind(backbone, self.cache, compile_spec=spec, **announced, **told))
 
     def series(
         self,
@@ -167,10 +174,38 @@ class Trial:
         )
         return series.to(device=self.device, dtype=dtype or self.dtype)
 
+    def _told(self, **more: Any) -> dict[str, Any]:
+        """Return what else a binding is told, as far as it can be: how to draw, and the longest context in patches."""
+        told = {"draws": self.workload.draws, **more}
+        return {name: value for name, value in told.items() if name in inspect.signature(bind).parameters}
+
+    def _under_autocast(self, model: BoundModel) -> BoundModel:
+        """Have the model asked under the workload's autocast, as a caller's `with` does it, in any thread."""
+        if self.workload.autocast is None:
+            return model
+        enter = partial(torch.autocast, self.device, dtype=getattr(torch, self.workload.autocast))
+        forecaster = forecaster_of(model)
+        if forecaster is not None:
+            forecaster.forecast = _within(enter, forecaster.forecast)
+            model.forecaster = forecaster  # type: ignore[attr-defined]
+        for name in _ASKED_OF_A_MODEL:
+            if hasattr(model, name):
+                setattr(model, name, _within(enter, getattr(model, name)))
+        return model
+
     def _backbone(self, dtype: torch.dtype | None) -> Any:
         return build_backbone(
             self.workload, dtype=dtype or self.dtype, device=self.device, checkpoint_folder=self.checkpoint_folder
         )
+
+
+def _within(enter: Callable[[], AbstractContextManager[Any]], asked: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(asked)
+    def answer(*args: Any, **named: Any) -> Any:
+        with enter():
+            return asked(*args, **named)
+
+    return answer
 
 
 def telling_line(error: BaseException) -> str:

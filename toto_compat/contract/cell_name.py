@@ -1,4 +1,4 @@
-"""The name of a cell: `<environment>/<cache>/<mode>[+<settings>][@<workload>]`. It is its identity, its row, its path."""
+"""The name of a cell: `<environment>/<cache>/<mode>[+<settings>][@<workload>]`. Its identity, row and path."""
 
 from dataclasses import dataclass
 from typing import Any, Self

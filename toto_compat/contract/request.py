@@ -113,7 +113,7 @@ class Workload(StrictModel):
     )
     timed: tuple[TimedShape, ...] = Field(
         default=(),
-        description="forecasts that are timed, each a contest of its own; none: means of every batch and the first samples",
+        description="forecasts that are timed, each a contest of its own; none: every batch and the first samples",
     )
     autocast: Literal["float16", "bfloat16"] | None = Field(
         default=None, description="torch.autocast around every forecast of every contestant, eager's too"

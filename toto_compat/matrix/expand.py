@@ -1,4 +1,4 @@
-"""Environments x caches x modes x settings x workloads -> the names of cells, and the selectors that pick among them."""
+"""Environments x caches x modes x settings x workloads -> the names of cells, and the selectors that pick of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -45,9 +45,7 @@ def select(
             raise _no_match(selector, cells)
     matched = [cell for cell in cells if not wanted or any(_matches(selector, cell) for selector in wanted)]
     spared = tuple(only_when_named)
-    taken = [
-        cell for cell in matched if cell.cache not in spared or any(_names_its_cache(one, cell) for one in wanted)
-    ]
+    taken = [cell for cell in matched if cell.cache not in spared or any(_names_its_cache(one, cell) for one in wanted)]
     if matched and not taken:
         caches = ", ".join(dict.fromkeys(cell.cache for cell in matched))
         raise SelectionError(

@@ -73,7 +73,9 @@ def _select_required(cells: Sequence[CellName], matrix: Matrix, asked: Asked) ->
     try:
         return select(cells, asked.require)
     except SelectionError:
-        in_matrix = select(expand(matrix, asked.profile), asked.require)  # what matches nothing at all is told with the nearest names
+        in_matrix = select(
+            expand(matrix, asked.profile), asked.require
+        )  # what matches nothing at all is told with the nearest names
         left_out = next(cell for cell in in_matrix if cell not in cells)
         raise SelectionError(
             f"--require: {left_out} is not among the {len(cells)} cells that are to run",

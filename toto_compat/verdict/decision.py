@@ -257,7 +257,8 @@ def _worth_checking(
     newest = passed[-1].result
     profiles = _listed(tuple(dict.fromkeys(cell.result.request.profile_name for cell in passed)))
     command = (
-        f"nox -s matrix -- '{newest.cell.for_all_workloads}' --profile {rules.production_profile} --device {newest.request.device.value}"
+        f"nox -s matrix -- '{newest.cell.for_all_workloads}' --profile {rules.production_profile} "
+        f"--device {newest.request.device.value}"
     )
     reason = (
         f"every demanded gate passed, in profile {profiles}; only {rules.production_profile} on production's "

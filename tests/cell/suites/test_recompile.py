@@ -13,26 +13,21 @@ from tests.cell.small_trials import UNLOWERED, WORKLOAD, trial_of
 from toto_compat.cell.live import CompileStart, Phase
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites import recompile
-from toto_compat.cell.suites.recompile import (
+from toto_compat.cell.suites.recompile import EagerOperations, count_compilations, eager_operations
+from toto_compat.cell.suites.recompile_figures import (
     MOST_EVENTS_KEPT,
     ActiveShares,
-    EagerOperations,
     ForecastTaken,
-    PlannedForecast,
     RefusedForecast,
-    Stage,
     announced_recompilations,
     cold_compile_figure,
-    count_compilations,
-    eager_operations,
     has_settled,
     hidden_recompilations,
     most_telling,
-    plan_forecasts,
-    plan_unannounced,
     recompile_evidence,
     unannounced_figures,
 )
+from toto_compat.cell.suites.recompile_plan import PlannedForecast, Stage, plan_forecasts, plan_unannounced
 from toto_compat.cell.trial import UPSTREAM, Trial
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.gate_limit import GateLimit
@@ -79,6 +74,15 @@ for planned in [
 """
 
 
+PRODUCTION = Workload(
+    model="base",
+    context=(256, 512),
+    horizon=(8, 1, 64, 128, 336),
+    batches=(1,),
+    sampling=("256/128", "3072/384", "128/128", "128/64", "128/32"),
+)
+
+
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
@@ -100,9 +104,19 @@ def upstream() -> SuiteEvidence:
 
 def test_the_warm_up_meets_every_announced_batch_and_samples_at_both_ends() -> None:
     warm_up = {p.shape[:4] for p in plan_forecasts(Workload()) if p.stage is Stage.WARM_UP}
-    assert warm_up == {(context, 10, 1, samples) for context in (16, 64) for samples in (0, 32)} | {
-        (context, 10, 2, 0) for context in (16, 64)
+    assert warm_up == {(context, 320, 1, samples) for context in (512, 2048) for samples in (0, 32)} | {
+        (context, 320, 2, 0) for context in (512, 2048)
     }
+
+
+def test_the_warm_up_of_production_meets_every_batch_size_and_both_kinds_of_horizon() -> None:
+    warm_up = [p for p in plan_forecasts(PRODUCTION) if p.stage is Stage.WARM_UP]
+    assert {(p.horizon, p.per_batch) for p in warm_up} == {
+        (horizon, rows) for horizon in (8, 128) for rows in (0, 128, 384, 64, 32)
+    }
+    measured = [p for p in plan_forecasts(PRODUCTION) if p.stage is Stage.MEASURED]
+    assert {p.horizon for p in measured} >= {8, 1, 64, 336}
+    assert {p.context for p in measured if not p.samples} == {256, 320, 384, 448}
 
 
 def test_what_is_measured_has_announced_batches_and_other_lengths_or_horizons_within_the_maxima() -> None:
@@ -112,9 +126,9 @@ def test_what_is_measured_has_announced_batches_and_other_lengths_or_horizons_wi
     measured = [p for p in plan if p.stage is Stage.MEASURED]
     assert not warm_up & {p.shape for p in measured}
     assert {(p.batch, bool(p.samples)) for p in measured} == {(1, False), (2, False), (1, True)}
-    assert {p.context for p in measured} == {16, 24, 32, 48}
-    assert {p.horizon for p in measured} == {3, 5, 10, 12}
-    assert max(p.context + p.horizon for p in measured) <= trial_of("upstream", workload=workload).max_patches
+    assert {p.context for p in measured} == {512, 768, 1024, 1536}
+    assert {p.horizon for p in measured} == {96, 160, 320, 384}
+    assert max(p.context + p.horizon for p in measured) <= 32 * trial_of("upstream", workload=workload).max_patches
 
 
 def test_the_unannounced_shapes_go_past_everything_that_was_announced_and_come_twice() -> None:
@@ -124,8 +138,8 @@ def test_the_unannounced_shapes_go_past_everything_that_was_announced_and_come_t
     batch, variates, context, horizon = plan[::2]
     assert batch.batch not in trial.batch_sizes
     assert variates.variates == 2
-    assert context.context + context.horizon > trial.max_patches
-    assert (horizon.context, horizon.horizon) == (64, 24)
+    assert context.context + context.horizon > 32 * trial.max_patches
+    assert (horizon.context, horizon.horizon) == (2048, 768)
 
 
 def test_every_batch_of_the_plan_is_announced() -> None:
@@ -139,7 +153,7 @@ def test_a_series_that_cannot_be_made_is_not_the_candidates_fault(monkeypatch: p
     monkeypatch.setattr(Trial, "series", no_series)
     trial = trial_of("upstream")
     with pytest.raises(ValueError, match="no such column"):
-        count_compilations(trial, trial.eager, EagerOperations({}, 0))
+        count_compilations(trial, trial.eager, EagerOperations({}, {}))
 
 
 def test_upstreams_operations_are_counted_before_a_users_file_could_change_them(
@@ -248,7 +262,7 @@ def test_a_profile_may_leave_out_shapes_that_nobody_announced() -> None:
 
 
 def warm_up(batch: int, *starts: CompileStart, samples: int = 0) -> ForecastTaken:
-    plan = PlannedForecast(4, 4, batch, samples, stage=Stage.WARM_UP)
+    plan = PlannedForecast(4, 4, batch, samples, samples, stage=Stage.WARM_UP)
     return ForecastTaken(plan, 1.0, Phase("forecast", compile_starts=list(starts)))
 
 
@@ -305,13 +319,19 @@ def test_shapes_nobody_announced_are_tried_only_where_announced_ones_compile_no_
 
 def test_a_forecast_without_steps_leaves_the_share_unknown() -> None:
     shares = ActiveShares({"mean": {0: 0.9, 1: 0.9}, "samples": {}})
-    assert shares.smallest(prefill=False) is shares.smallest(prefill=True) is None
+    assert shares.deciding is shares.prefill is None
 
 
-def test_without_a_decode_step_there_is_no_share_of_it() -> None:
+def test_a_forecast_that_should_decode_and_shows_no_such_step_leaves_the_share_unknown() -> None:
     figure = recompile_evidence([taken(4, 1.0)], ActiveShares({"mean": {0: 0.5}}), announced=1).figures
     assert figure["compile_active"].value is None
     assert figure["compile_active_prefill"].value == 0.5
+
+
+def test_of_a_forecast_of_one_patch_the_pass_over_the_context_decides() -> None:
+    both = {"one": {0: 0.3}, "several": {0: 0.1, 1: 0.9}}
+    assert ActiveShares(both, of_one_patch=frozenset({"one"})).deciding == 0.3
+    assert ActiveShares({"one": {0: 0.9}}, frozenset({"one"}), {"samples of one patch": 0.2}).deciding == 0.2
 
 
 def taken(context: int, seconds: float, *, compilations: int = 0, samples: int = 0) -> ForecastTaken:

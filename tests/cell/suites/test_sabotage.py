@@ -18,9 +18,9 @@ from toto_compat.cell.suites.recompile import (
     count_compilations,
     eager_operations,
     measure_active_shares,
-    profiled_forecasts,
     take_planned,
 )
+from toto_compat.cell.suites.recompile_plan import profiled_forecasts
 from toto_compat.cell.suites.speed_figures import SpeedRun, speed_evidence
 from toto_compat.cell.trial import UPSTREAM
 from toto_compat.contract.caches import SABOTAGES
@@ -35,9 +35,7 @@ SCENARIO = Scenario("two series of three variates", context=4, horizon=4, batch=
 # The limits of matrix.yaml that these gates are judged by.
 RECOMPILES_ALLOWED, SPEEDUP_NEEDED, ACTIVE_NEEDED = 0, 2.0, 0.8
 # One decode step a forecast and one batch: a cache that compiles in every step takes seconds for each.
-FEW_STEPS = WORKLOAD.model_copy(
-    update={"context": (128, 192), "horizon": (64,), "batches": (1,), "sampling": ("2/1",)}
-)
+FEW_STEPS = WORKLOAD.model_copy(update={"context": (128, 192), "horizon": (64,), "batches": (1,), "sampling": ("2/1",)})
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +101,7 @@ def active_share_of(cache: str) -> float:
         for planned in profiled_forecasts(FEW_STEPS):
             take_planned(trial, candidate, planned, watch)
         shares, _ = measure_active_shares(trial, candidate, eager_operations(trial, UPSTREAM), watch)
-    share = shares.smallest(prefill=False)
+    share = shares.deciding
     assert share is not None
     return share
 

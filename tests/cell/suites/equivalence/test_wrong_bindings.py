@@ -24,9 +24,7 @@ from toto_compat.model.backbone import SHAPES
 
 pytestmark = pytest.mark.cell
 
-WORKLOAD = Workload(
-    context=(128, 192), horizon=(128,), batches=(1, 2), sampling=("32/16",), missing=0.05
-)
+WORKLOAD = Workload(context=(128, 192), horizon=(128,), batches=(1, 2), sampling=("32/16",), missing=0.05)
 PROFILE = CellProfile(iterations=2)
 OF_NAN = {"nan under the mask", "nan under the mask, as announced"}
 
