@@ -43,3 +43,27 @@ def test_the_committed_runs_load(run: str) -> None:
     loaded = load_run(REFERENCE / run)
     assert loaded.cells
     assert not loaded.unfinished
+
+
+def test_lengths_in_patches_of_layout_2_are_read_as_points(tmp_path: Path) -> None:
+    path = first_cell(store_run(tmp_path, "old", [good_result()]))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    workload = {
+        "model": "base",
+        "context_patches": [4, 8],
+        "horizon_patches": [2],
+        "samples": 64,
+        "samples_per_batch": 16,
+    }
+    document["request"] |= {"schema": 2, "workload": workload}
+    path.write_text(json.dumps(document | {"schema": 2}), encoding="utf-8")
+    read = read_cell(path).request.workload
+    assert (read.context, read.horizon, read.sampling) == ((256, 512), (128,), ("64/16",))
+
+
+def test_a_run_that_named_one_workload_of_productions_is_read(tmp_path: Path) -> None:
+    folder = store_run(tmp_path, "old", [good_result()])
+    info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    del info["production_workloads"]
+    (folder / "run.json").write_text(json.dumps(info | {"production_workload": "base"}), encoding="utf-8")
+    assert load_run(folder).info.production_workloads == ("base",)

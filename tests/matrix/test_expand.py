@@ -224,3 +224,25 @@ def test_a_profile_replaces_only_the_limits_it_names() -> None:
 def test_a_gate_without_a_limit_in_the_file_has_its_default() -> None:
     limits = gate_limits(MATRIX.model_copy(update={"gates": {}}), "quick")
     assert limits == {gate: gate.rule.default for gate in Gate if gate.rule.default}
+
+
+def test_of_several_workloads_every_cell_is_run_once_for_each() -> None:
+    workloads = MATRIX.profiles["production-check"].workloads
+    cells = select(expand(MATRIX, "production-check"), ["torch-2.13.0-cpu/fixed_size/default"])
+    assert names(cells) == [f"torch-2.13.0-cpu/fixed_size/default@{workload}" for workload in workloads]
+    [one] = select(cells, ["*/fixed_size@*bfloat16"])
+    assert one.workload == "production-bfloat16"
+
+
+def test_a_profile_with_one_workload_leaves_it_out_of_the_name() -> None:
+    assert not any(cell.workload for cell in CELLS)
+
+
+def test_whole_model_caches_run_in_a_production_check_only_when_they_are_named() -> None:
+    cells = expand(MATRIX, "production-check")
+    spared = MATRIX.profiles["production-check"].only_when_named
+    for selector in ("torch-2.13.0-cpu", "*", "*/*/default"):
+        assert {cell.cache for cell in select(cells, [selector], only_when_named=spared)} == {"fixed_size"}
+    for selector in ("*/upstream", "torch-2.13.0-cpu/up*", "*/upstream/default@production"):
+        assert {cell.cache for cell in select(cells, [selector], only_when_named=spared)} == {"upstream"}
+    assert {cell.cache for cell in default_selection(MATRIX, Device.CPU, "production-check")} == {"fixed_size"}

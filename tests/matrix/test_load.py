@@ -383,3 +383,34 @@ def test_the_hash_ignores_comments_and_order_but_not_limits(write: Write) -> Non
     swapped = "  production: {recompile_limit: 256}\n  stock: {}\n"
     assert matrix_hash(load_matrix(write(changed(settings, swapped)))) == original
     assert matrix_hash(load_matrix(write(changed("  memory: {max: 1}", "  memory: {max: 2}")))) != original
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [
+        ("context: [96, 100]", "100 is none of the model tiny, whose patch has 32 points; the nearest is 96"),
+        ("context: [96, 64]", "strictly ascending"),
+        ("sampling: [256/100]", "256/100 is none"),
+        ("sampling: [256-128]", "samples/batch size"),
+        ("timed: [{horizon: 4000}]", "within the longest context and horizon"),
+        ("context_patches: [3, 4]", "did you mean context"),
+    ],
+)
+def test_a_length_that_cannot_be_forecast_is_told_with_its_line(write: Write, lengths: str, told: str) -> None:
+    [mistake] = mistakes_in(write(changed("model: tiny", f"model: tiny, {lengths}")))
+    assert told in mistake
+    assert re.match(r"\d+: workloads\.small", mistake)
+
+
+def test_production_asks_for_forecasts_of_one_patch_and_for_thousands_of_samples() -> None:
+    matrix = load_matrix(SHIPPED)
+    profile = matrix.profiles[matrix.production_profile]
+    assert set(profile.workloads) == set(matrix.production_workloads)
+    workload = matrix.workloads["production"]
+    assert workload.has_one_patch_forecasts
+    assert {384, 128, 64, 32} == {per_batch for _, per_batch in workload.sampled}
+    assert {matrix.workloads[name].precision for name in profile.workloads} == {
+        "float32",
+        "float16 autocast",
+        "bfloat16 autocast",
+    }

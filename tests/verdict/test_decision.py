@@ -164,7 +164,7 @@ def test_a_cache_to_take_alone_comes_with_the_lines_that_use_it_without_compile(
 
 def test_a_cache_that_was_not_measured_as_production_runs_it_is_not_taken_either() -> None:
     by_itself = speed_of(speed_run(upstream_ms=90.0, cache_ms=30.0, compiled_ms=30.0))
-    rules = DecisionRules(production_profile="production-check", production_workload="base")
+    rules = DecisionRules(production_profile="production-check", production_workloads=("base",))
     found = decided(with_suite(on_gpu(), Suite.SPEED, by_itself), rules=rules).devices[Device.CUDA]
     assert found.take_cache_only
     assert live_lines(found) == ["export TOTO_DISABLE_COMPILE=1"]

@@ -144,7 +144,7 @@ class Trial:
         spec = CompileSpec(mode=self.mode, settings=self.settings, backend=backend)
         backbone = self._backbone(None)
         told = self._told(max_context=self.workload.context_patches[-1])
-        announced = {"max_patches": self.max_patches, "batch_sizes": batch_sizes}
+        announced: dict[str, Any] = {"max_patches": self.max_patches, "batch_sizes": batch_sizes}
         with blaming_the_candidate():
             return self._under_autocast(bind(backbone, self.cache, compile_spec=spec, **announced, **told))
 

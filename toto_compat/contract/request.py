@@ -1,5 +1,6 @@
 """What a cell is asked: the request file, and the parts of matrix.yaml that it is made of."""
 
+import re
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -108,7 +109,7 @@ class Workload(StrictModel):
         default=(320, 160, 384), min_length=1, description="points that are forecast; any number, the first counts most"
     )
     batches: tuple[int, ...] = Field(default=(1, 2), min_length=1, description="batch sizes of the measured phase")
-    sampling: tuple[Annotated[str, Field(pattern=_SAMPLING)], ...] = Field(
+    sampling: tuple[str, ...] = Field(
         default=("32/16",), min_length=1, description="samples/batch size, such as 256/128; the first counts most"
     )
     timed: tuple[TimedShape, ...] = Field(
@@ -142,6 +143,8 @@ class Workload(StrictModel):
         if min(self.horizon) < 1 or min(self.batches) < 1:
             raise ValueError("horizon and batches must be positive")
         for sampling in (*self.sampling, *(shape.samples for shape in self.timed if shape.samples)):
+            if not re.match(_SAMPLING, sampling):
+                raise ValueError(f"sampling is a list of samples/batch size, such as 256/128, and {sampling!r} is none")
             samples, per_batch = sampling_of(sampling)
             if samples % per_batch:
                 raise ValueError(

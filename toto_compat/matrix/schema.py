@@ -27,7 +27,7 @@ class Profile(CellProfile):
     """Says how hard a cell is tried, on what, and the limits that hold then."""
 
     workloads: tuple[str, ...] = Field(
-        min_length=1, description="names under workloads; of several, every cell is run once for each"
+        min_length=1, description="a list of names under workloads; of several, every cell is run once for each"
     )
     only_when_named: tuple[str, ...] = Field(
         default=(), description="caches that run under this profile only if a selector names them"

@@ -207,10 +207,10 @@ def _allowed(contenders: Sequence[Contender], rules: DecisionRules, *, compiled:
         return ()
     preferred = sorted(contenders, key=_preference, reverse=True)
     return tuple(
-        cell
+        min(rows, key=_gain)  # of an environment's workloads the row that gains least speaks for all
         for contender in preferred
-        for cell in reversed(contender.cells)
-        if cell.verdict is Status.PASS and rules.may_enable(cell) and not (compiled and compile_adds_nothing(cell))
+        for rows in reversed(contender.passing)
+        if rules.may_enable(rows) and not (compiled and all(map(compile_adds_nothing, rows)))
     )
 
 

@@ -38,12 +38,12 @@ class CompiledPass:
             return over_the_context
         return torch.compile(over_the_context, dynamic=False, fullgraph=True, **spec.torch_compile_arguments())
 
-    @torch.no_grad()
     def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
         if horizon_steps > self.patch_size:
             return self.eager.generate_mean(series, horizon_steps)
-        with self._observed():
-            return self._pass(series.inputs, series.padding_mask, series.id_mask)[..., :horizon_steps]
+        with torch.no_grad(), self._observed():
+            answer: Tensor = self._pass(series.inputs, series.padding_mask, series.id_mask)
+            return answer[..., :horizon_steps]
 
     def generate_samples(self, series: Series, horizon_steps: int, *, num_samples: int, **_: Any) -> Tensor:
         """No samples worth the name: the mean again and again. What is compiled of them is all that is looked at."""
@@ -85,4 +85,9 @@ class CompiledWhileObserved(CompiledPass):
 
     def passed(self, spec: CompileSpec | None) -> Any:
         compiled, eager = super().passed(spec), super().passed(None)
-        return lambda *given: (compiled if self.observer is not None else eager)(*given)
+
+        def run(inputs: Tensor, mask: Tensor, ids: Tensor) -> Tensor:
+            answer: Tensor = (compiled if self.observer is not None else eager)(inputs, mask, ids)
+            return answer
+
+        return run
