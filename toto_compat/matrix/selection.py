@@ -61,11 +61,11 @@ def select_cells(
         cells = default_selection(matrix, device, asked.profile, left_out)
     required = _select_required(cells, matrix, asked) if asked.require else []
     workloads = {name: matrix.workloads[name] for name in profile.workloads}
-    symbols = read_symbols(asked.data, asked.column, asked.symbols) if asked.data is not None else ()
-    for name, workload in workloads.items():
+    for workload in workloads.values():
         check_series(workload, matrix_path.resolve().parent)
-        symbols = fit_to_workload(symbols, name, workload)
-    return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workloads, left_out, tuple(symbols))
+    symbols = read_symbols(asked.data, asked.column, asked.symbols) if asked.data is not None else ()
+    fitted = [fit_to_workload(symbols, name, workload) for name, workload in workloads.items()]
+    return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workloads, left_out, fitted[0])
 
 
 def _select_required(cells: Sequence[CellName], matrix: Matrix, asked: Asked) -> Sequence[CellName]:

@@ -133,7 +133,7 @@ def _csv_window(csv: CsvSeries, length: int, batch: int, variates: int) -> tuple
     if rows < needed:
         raise InputError(
             f"{csv.path}: has {rows} rows, the workload needs {needed}",
-            hint="shorten context_patches or horizon_patches of the workload, or give a longer series",
+            hint="shorten context or horizon of the workload, or give a longer series",
         )
     numbers = _numbers(columns)[torch.arange(variates) % len(columns.values)]
     windows = torch.stack([numbers[:, rows - length - shift : rows - shift] for shift in range(batch)])
