@@ -35,6 +35,8 @@ FLOW = (
 # What needs torch. The contest of bench runs in a cell's environment, and its top is read on the host.
 CELL_SIDE = frozenset(CELL_FOLDERS) - {"contract"}
 RUNS_IN_A_CELLS_ENVIRONMENT = {"toto_compat.bench.contest"}
+# What a service imports through `toto_compat.production`: it runs beside torch, behind a door that opens on first use.
+SERVICE = {"toto_compat.production.switched", "toto_compat.production.guard"}
 # The service imports it as `toto_compat.compile_toto`.
 SERVICE_DOOR = ("toto_compat", "toto_compat.model.forecaster")
 
@@ -157,8 +159,14 @@ def host_imports_of_the_cell_side(imports: list[Import]) -> list[Import]:
         for one in imports
         if stage(one.imported) in CELL_SIDE
         and stage(one.importer) not in CELL_SIDE
-        and one.importer not in RUNS_IN_A_CELLS_ENVIRONMENT
+        and one.importer not in RUNS_IN_A_CELLS_ENVIRONMENT | SERVICE
         and (one.importer, one.imported) != SERVICE_DOOR
+    ]
+
+
+def imports_of_the_service(imports: list[Import]) -> list[Import]:
+    return [
+        one for one in imports if one.imported in SERVICE and one.importer not in SERVICE and not one.for_types_only
     ]
 
 
@@ -186,6 +194,10 @@ def test_no_import_goes_against_the_flow() -> None:
 
 def test_the_host_never_imports_the_cell_side() -> None:
     assert host_imports_of_the_cell_side(all_imports()) == []
+
+
+def test_nothing_but_a_service_imports_what_runs_beside_torch() -> None:
+    assert imports_of_the_service(all_imports()) == []
 
 
 @pytest.mark.parametrize(
@@ -240,7 +252,7 @@ def test_an_import_inside_a_function_says_what_it_keeps_quick(module: str) -> No
 
 
 def host_modules() -> list[str]:
-    return [name for name in modules() if stage(name) not in CELL_SIDE]
+    return [name for name in modules() if stage(name) not in CELL_SIDE and name not in SERVICE]
 
 
 def import_without(forbidden: list[str], names: list[str]) -> subprocess.CompletedProcess[str]:

@@ -4,10 +4,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toto_compat.production.configuration import configure
+    from toto_compat.production.guard import Budget, Shadow, guarded
+    from toto_compat.production.switched import forecaster
 
-__all__ = ["configure"]
+__all__ = ["Budget", "Shadow", "configure", "forecaster", "guarded"]
 
-_HOMES = {"configure": "configuration"}
+_HOMES = {
+    "configure": "configuration",
+    "forecaster": "switched",
+    "guarded": "guard",
+    "Budget": "guard",
+    "Shadow": "guard",
+}
 
 
 def __getattr__(name: str) -> Any:
