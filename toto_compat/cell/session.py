@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,15 +25,20 @@ class Session:
     symbols: tuple[SymbolSeries, ...] = ()  # the user's own series
     cache_class_elsewhere: str = ""  # what a process that this one started has bound
     changed_elsewhere: tuple[str, ...] = ()  # switches of torch that the candidate changed there
+    no_samples: str = ""  # what torch says where upstream eager itself cannot draw: nothing is sampled then
 
     @classmethod
     def of(cls, request: CellRequest, quiet: QuietLock) -> Self:
+        trial = Trial.of(request, quiet)
+        # asked here, before any cache of a user is imported
+        no_samples = trial.why_upstream_cannot_draw()
         return cls(
-            Trial.of(request, quiet),
+            replace(trial, workload=trial.workload.without_samples) if no_samples else trial,
             request.profile,
             work=Path(request.work_folder),
             demands=request.demands,
             symbols=request.symbols,
+            no_samples=no_samples,
         )
 
     def measured(self, suite: Suite, group: Group) -> Mapping[str, Any]:

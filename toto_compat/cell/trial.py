@@ -148,6 +148,23 @@ class Trial:
         with blaming_the_candidate():
             return self._under_autocast(bind(backbone, self.cache, compile_spec=spec, **announced, **told))
 
+    def why_upstream_cannot_draw(self) -> str:
+        """Return what torch says when upstream eager draws in less than single precision; '' where it can.
+
+        Torch 2.13 has no gamma distribution in half precision on a CPU, and toto-ts draws in the model's precision.
+        """
+        if self.workload.autocast is None and self.workload.dtype != "bfloat16":
+            return ""
+        model = self.eager()
+        series = self.series(self.workload.patch_size, self.workload.context_patches[0], 1)
+        try:
+            model.generate_samples(series, 1, num_samples=1, samples_per_batch=1)
+        except (NotImplementedError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            return telling_line(error)
+        return ""
+
     def series(
         self,
         patch_size: int,

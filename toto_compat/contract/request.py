@@ -177,11 +177,18 @@ class Workload(StrictModel):
 
     @property
     def samples(self) -> int:
-        return self.sampled[0][0]
+        return self.sampled[0][0] if self.sampling else 0
 
     @property
     def samples_per_batch(self) -> int:
-        return self.sampled[0][1]
+        return self.sampled[0][1] if self.sampling else 0
+
+    @property
+    def without_samples(self) -> "Workload":
+        """The same where nobody can draw: means of what would have been sampled."""
+        timed = tuple(shape for shape in self.timed if shape.samples is None)
+        asked = timed or tuple(shape.model_copy(update={"samples": None}) for shape in self.timed)
+        return self.model_copy(update={"sampling": (), "timed": asked})
 
     @property
     def has_one_patch_forecasts(self) -> bool:

@@ -32,6 +32,7 @@ class Figure(StrictModel):
     kind: Kind = Kind.MEASURED
     method: str = ""
     missing: str = ""
+    does_not_apply: str = ""  # why nobody could have obtained it here: upstream eager itself cannot; decides nothing
     low: float | None = None  # ends of a 95 % interval, where there is one
     high: float | None = None
 

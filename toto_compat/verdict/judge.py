@@ -137,6 +137,8 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit, *, is_lost: bo
 def _does_not_apply(result: CellResult, gate: Gate, figure: Figure | None) -> str:
     """Say why the gate decides nothing on this device or in this mode, with what is predicted; empty where it does."""
     rule, request = gate.rule, result.request
+    if figure is not None and figure.value is None and figure.does_not_apply:
+        return figure.does_not_apply
     if rule.only_on is not None and request.device is not rule.only_on:
         why = rule.elsewhere or f"decides on {rule.only_on.value} only"
         if figure is None or figure.value is None:

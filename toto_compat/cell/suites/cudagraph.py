@@ -370,7 +370,7 @@ def _host_syncs(forecast: Callable[[], None], *, warm_up: int = 0) -> list[str]:
 
 
 def _sampled_forecast(trial: Trial, model: BoundModel, series: Series) -> None:
-    samples = trial.workload.samples_per_batch
+    samples = trial.workload.samples_per_batch or 1
     model.generate_samples(series, series.truth.shape[-1], num_samples=samples, samples_per_batch=samples)
 
 

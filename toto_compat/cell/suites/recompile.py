@@ -173,7 +173,8 @@ def unobserved_operations(trial: Trial, model: BoundModel) -> dict[str, StepOper
     if workload.has_one_patch_forecasts:
         horizon = next(one for one in workload.horizon if one <= workload.patch_size)
         counted["mean of one patch"] = count(horizon)
-        counted["samples of one patch"] = count(horizon, workload.samples_per_batch)
+        if workload.sampling:
+            counted["samples of one patch"] = count(horizon, workload.samples_per_batch)
     decoding = next((one for one in workload.horizon if one > workload.patch_size), None)
     if decoding is not None:
         whole, first = count(decoding), count(workload.patch_size)

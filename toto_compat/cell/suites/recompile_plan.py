@@ -59,8 +59,8 @@ def plan_forecasts(workload: Workload) -> tuple[PlannedForecast, ...]:
     others = [horizon for horizon in workload.horizon if horizon not in met]
     measured += [PlannedForecast(contexts[0], other, batch) for other in others]
     if workload.has_one_patch_forecasts:
-        first = rounds_of_samples(workload)[0]
-        measured += [PlannedForecast(contexts[0], other, batch, *first) for other in others]
+        first = rounds_of_samples(workload)[:1]
+        measured += [PlannedForecast(contexts[0], other, batch, *rounds) for other in others for rounds in first]
         between = range(contexts[0] + workload.patch_size, contexts[-1], workload.patch_size)
         measured += [PlannedForecast(context, met[0], batch) for context in between[:8] if context not in contexts]
     measured += profiled_forecasts(workload)

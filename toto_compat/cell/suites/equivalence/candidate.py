@@ -200,10 +200,10 @@ def _samples(session: Session, model: BoundModel) -> Tensors:
             with blaming_the_candidate():
                 drawn.setdefault(drawing.scenario.name, {}).update(drawn_by(model, trial, drawing, seed=seed))
         trial.quiet.give_way()
-    first = drawings[0]
-    with blaming_the_candidate():
-        [again] = drawn_by(model, trial, first, seed=first.seeds[0]).values()
-    drawn[first.scenario.name]["again"] = again
+    for first in drawings[:1]:
+        with blaming_the_candidate():
+            [again] = drawn_by(model, trial, first, seed=first.seeds[0]).values()
+        drawn[first.scenario.name]["again"] = again
     return drawn
 
 
@@ -213,14 +213,22 @@ def drawn_by(model: BoundModel, trial: Trial, drawing: Drawing, *, seed: int) ->
     series = series_of(trial, scenario, model.patch_size)
     torch.manual_seed(seed)
     if scenario.through_forecast:
-        given, steps = as_a_user_gives_it(series, model.patch_size), steps_a_user_asks_for(scenario, model.patch_size)
+        given, steps = as_a_user_gives_it(series, model.patch_size), steps_drawn(trial, drawing, model.patch_size)
         forecast = forecaster_of(model).forecast(given, steps, num_samples=drawing.samples)
         told = {f"{seed}.{name}": said(forecast).double() for name, said in SAID_OF_SAMPLES.items()}
         return {str(seed): forecast.samples.double(), **told}
-    # the timed horizon of the pair, whose scenario may be longer
-    steps = min(scenario.horizon, trial.workload.horizon_patches[0]) * model.patch_size
+    steps = steps_drawn(trial, drawing, model.patch_size)
     samples = model.generate_samples(series, steps, num_samples=drawing.samples, samples_per_batch=drawing.per_batch)
     return {str(seed): samples.double()}
+
+
+def steps_drawn(trial: Trial, drawing: Drawing, patch_size: int) -> int:
+    """How long the samples are: of the pair the first horizon, since its scenario may be longer."""
+    scenario = drawing.scenario
+    if scenario.through_forecast:
+        return steps_a_user_asks_for(scenario, patch_size)
+    is_of_the_pair = scenario in pair_of(trial.workload)
+    return trial.workload.horizon[0] if is_of_the_pair else scenario.points(patch_size)
 
 
 # What a `Forecast` says about its samples.

@@ -184,8 +184,8 @@ def _parameters(model: BoundModel, _scenario: Scenario, series: Series, truth: T
     return compared
 
 
-def _mean_forecast(model: BoundModel, _scenario: Scenario, series: Series, truth: Tensor) -> dict[str, Tensor]:
-    return {"mean_forecast": model.generate_mean(series, truth.shape[-1]).double()}
+def _mean_forecast(model: BoundModel, scenario: Scenario, series: Series, _truth: Tensor) -> dict[str, Tensor]:
+    return {"mean_forecast": model.generate_mean(series, scenario.points(model.patch_size)).double()}
 
 
 def _by_forecast(model: BoundModel, scenario: Scenario, series: Series, _truth: Tensor) -> dict[str, Tensor]:

@@ -10,12 +10,14 @@ from toto.data.util.dataset import MaskedTimeseries
 from toto.inference.forecaster import TotoForecaster
 
 from toto_compat.cell.trial import Trial
-from toto_compat.contract.request import Workload
+from toto_compat.contract.request import Workload, patches
 from toto_compat.model.series import Series
 
 NAN_UNDER_THE_MASK = "nan_under_the_mask"
 SAMPLES_PER_BATCH: int = inspect.signature(TotoForecaster.forecast).parameters["samples_per_batch"].default
 _OF_SEVERAL_ROWS = "rows_with_groups_of_their_own"
+_MOST_CONTEXTS = 8  # of one patch after the other that a forecast of one patch is tried after
+_MOST_ROWS_ON_MORE_THREADS = 128
 _KIND_SHAPE = (3, 3, 2)  # batch, variates, id groups that the kinds are tried at: one shape, so nothing compiles anew
 
 
@@ -31,9 +33,14 @@ class Scenario:
     groups: int
     kind: str = "ordinary"
     seed_offset: int = 0  # another one gives other values of the same shape
+    asked: int | None = None  # points of the mean and of samples, where they are no whole patches
     past_the_announced: bool = False
     more_threads: bool = False
     through_forecast: bool = False  # by toto-ts's `forecast()`, as a user calls it
+
+    def points(self, patch_size: int) -> int:
+        """How many points are forecast: the last patch may be asked for in part."""
+        return self.asked or self.horizon * patch_size
 
     @property
     def may_lack_a_reference(self) -> bool:
@@ -70,9 +77,11 @@ def scenarios_of(workload: Workload, sampled_rows: tuple[int, ...] = ()) -> tupl
     ]
     shortest = workload.context_patches[0]
     horizon = _horizon_after(workload, shortest)
+    # where a forecast is one patch, a decode step is enough: hundreds of rows take minutes otherwise
+    mixed = min(horizon, 2) if workload.has_one_patch_forecasts else horizon
     sizes = [(rows, workload.variates, workload.groups) for rows in sampled_rows if rows > _KIND_SHAPE[0]]
     mixes = [
-        Scenario(f"batch {batch}, {variates} variates in {groups}", shortest, horizon, batch, variates, groups)
+        Scenario(f"batch {batch}, {variates} variates in {groups}", shortest, mixed, batch, variates, groups)
         for batch, variates, groups in ((2, 1, 1), _KIND_SHAPE, (2, 3, 1), *sizes)
     ]
     announced, longest = workload.context_patches[-1] + max(workload.horizon_patches), workload.context_patches[-1]
@@ -80,6 +89,7 @@ def scenarios_of(workload: Workload, sampled_rows: tuple[int, ...] = ()) -> tupl
     lengths.append(Scenario("every announced slot", longest, announced - longest, *largest))
     others = dict.fromkeys(other for other in (*workload.horizon_patches, 1) if other != horizon)
     lengths += [Scenario(f"horizon {other}", shortest, other, *own_shape) for other in others]
+    lengths += parts_of_patches(workload)
     kinds = [Scenario(kind.replace("_", " "), shortest, min(3, horizon), *_KIND_SHAPE, kind=kind) for kind in KINDS]
     # once more at the announced shape: what was made for it need not be what answers any other
     kinds += [
@@ -88,6 +98,30 @@ def scenarios_of(workload: Workload, sampled_rows: tuple[int, ...] = ()) -> tupl
         if kind != _OF_SEVERAL_ROWS
     ]
     return (*lengths, *mixes, *kinds)
+
+
+def parts_of_patches(workload: Workload) -> list[Scenario]:
+    """Every horizon that is no whole patches; one of a single patch after every context from the shortest to the
+    longest, since what was made for the longest may answer for all of them."""
+    own_shape = (workload.batch, workload.variates, workload.groups)
+    first, *_, last = workload.context_patches
+    parts = [points for points in dict.fromkeys(workload.horizon) if points % workload.patch_size]
+    after = {points: [first] for points in parts}
+    one_patch = next((points for points in workload.horizon if points <= workload.patch_size), None)
+    if one_patch is not None:
+        after[one_patch] = list(range(first, last + 1))[:_MOST_CONTEXTS]
+        after[one_patch] += [last] if last not in after[one_patch] else []
+    return [
+        Scenario(
+            f"{points} points after context {context}",
+            context,
+            patches(points, workload.patch_size),
+            *own_shape,
+            asked=points,
+        )
+        for points, contexts in after.items()
+        for context in contexts
+    ]
 
 
 def _horizon_after(workload: Workload, context: int) -> int:
@@ -105,7 +139,15 @@ def pair_of(workload: Workload) -> tuple[Scenario, Scenario]:
 def through_forecast(workload: Workload) -> Scenario:
     """What a user calls: a series and a horizon that are no whole patches, everything else left at its default."""
     shape = (workload.batch, workload.variates, workload.groups)
-    return Scenario("forecast()", workload.context_patches[0], 3, *shape, through_forecast=True)
+    horizon = min(3, _horizon_after(workload, workload.context_patches[0]))
+    return Scenario("forecast()", workload.context_patches[0], horizon, *shape, through_forecast=True)
+
+
+def through_forecast_of_one_patch(workload: Workload) -> tuple[Scenario, ...]:
+    """The same of one patch, where the workload has such forecasts."""
+    shape = (workload.batch, workload.variates, workload.groups)
+    one = Scenario("forecast() of a patch", workload.context_patches[-1], 1, *shape, through_forecast=True)
+    return (one,) if workload.has_one_patch_forecasts else ()
 
 
 def past_the_announced(trial: Trial) -> tuple[Scenario, ...]:
@@ -127,9 +169,10 @@ def past_the_announced(trial: Trial) -> tuple[Scenario, ...]:
 def on_more_threads(trial: Trial) -> Scenario:
     """As many rows as there are, so that there is work to share."""
     workload = trial.workload
-    rows = max(trial.batch_sizes)
+    rows = min(max(trial.batch_sizes), _MOST_ROWS_ON_MORE_THREADS)
     shape = (rows, workload.variates, workload.groups)
-    return Scenario("on one thread more", workload.context_patches[0], 3, *shape, more_threads=True)
+    horizon = min(3, _horizon_after(workload, workload.context_patches[0]))
+    return Scenario("on one thread more", workload.context_patches[0], horizon, *shape, more_threads=True)
 
 
 def all_scenarios(trial: Trial) -> tuple[Scenario, ...]:
@@ -144,6 +187,7 @@ def all_scenarios(trial: Trial) -> tuple[Scenario, ...]:
         pair_of(workload)[1],
         *others,
         through_forecast(workload),
+        *through_forecast_of_one_patch(workload),
         *past_the_announced(trial),
         on_more_threads(trial),
     )
@@ -152,7 +196,8 @@ def all_scenarios(trial: Trial) -> tuple[Scenario, ...]:
 def sampled_rows(trial: Trial) -> tuple[int, ...]:
     """Return every number of rows that a forecast or its samples are computed in."""
     own = trial.workload.batch
-    return tuple(dict.fromkeys((*trial.batch_sizes, own * trial.workload.samples_per_batch, own * SAMPLES_PER_BATCH)))
+    sampled = [own * per_batch for _, per_batch in trial.workload.sampled]
+    return tuple(dict.fromkeys((*trial.batch_sizes, *sampled, own * SAMPLES_PER_BATCH)))
 
 
 def drawings_of(trial: Trial, rounds: int) -> tuple[Drawing, ...]:
@@ -162,14 +207,17 @@ def drawings_of(trial: Trial, rounds: int) -> tuple[Drawing, ...]:
     samples of one patch cost little and show a spread that is a tenth off: in later patches the series follows it.
     """
     workload = trial.workload
+    if not workload.sampling:
+        return ()
     seeds = tuple(workload.seed + number for number in range(max(2, rounds)))
     shortest = workload.context_patches[0]
     shared = max(1, workload.batch * workload.samples_per_batch // 2)
     many = Scenario("many samples of a patch", shortest, 1, workload.batch, workload.variates, workload.groups)
     own_shape = (workload.batch, workload.variates, workload.groups)
-    long = Scenario("samples after the longest context", workload.context_patches[-1], 3, *own_shape)
-    two = Scenario("samples of 2 series", shortest, 5, 2, workload.variates, workload.groups)
-    three = Scenario("samples of 3 series, 3 variates in 2", shortest, 3, *_KIND_SHAPE)
+    most = max(workload.horizon_patches)
+    long = Scenario("samples after the longest context", workload.context_patches[-1], min(3, most), *own_shape)
+    two = Scenario("samples of 2 series", shortest, min(5, most), 2, workload.variates, workload.groups)
+    three = Scenario("samples of 3 series, 3 variates in 2", shortest, min(3, most), *_KIND_SHAPE)
     return (
         *(Drawing(one, workload.samples, workload.samples_per_batch, seeds) for one in pair_of(workload)),
         Drawing(many, 16 * workload.samples_per_batch, workload.samples_per_batch, seeds[:1]),
@@ -177,7 +225,30 @@ def drawings_of(trial: Trial, rounds: int) -> tuple[Drawing, ...]:
         Drawing(two, 2 * shared, shared, seeds[:1]),
         Drawing(three, 8, 1, seeds[:1]),
         Drawing(through_forecast(workload), 3 * SAMPLES_PER_BATCH, SAMPLES_PER_BATCH, seeds[:1]),
+        *(
+            Drawing(one, 3 * SAMPLES_PER_BATCH, SAMPLES_PER_BATCH, seeds[:1])
+            for one in through_forecast_of_one_patch(workload)
+        ),
+        *every_sampling(workload, seeds[:1]),
     )
+
+
+def every_sampling(workload: Workload, seeds: tuple[int, ...]) -> tuple[Drawing, ...]:
+    """Every number of samples and batch size as the workload asks for it, if it asks for several or for one patch."""
+    if len(workload.sampling) == 1 and not workload.has_one_patch_forecasts:
+        return ()
+    own_shape = (workload.batch, workload.variates, workload.groups)
+    shortest, longest = workload.context_patches[0], workload.context_patches[-1]
+    horizon = patches(workload.horizon[0], workload.patch_size)
+    drawings = []
+    for samples, per_batch in workload.sampled:
+        name = f"{samples} samples in batches of {per_batch}"
+        as_asked = Scenario(name, longest, horizon, *own_shape, asked=workload.horizon[0])
+        drawings.append(Drawing(as_asked, samples, per_batch, seeds))
+        if horizon == 1 and max(workload.horizon_patches) > 1:
+            further = Scenario(f"{name}, 2 patches", shortest, 2, *own_shape)
+            drawings.append(Drawing(further, min(samples, 2 * per_batch), per_batch, seeds))
+    return tuple(drawings)
 
 
 def series_of(trial: Trial, scenario: Scenario, patch_size: int) -> Series:
@@ -186,7 +257,7 @@ def series_of(trial: Trial, scenario: Scenario, patch_size: int) -> Series:
     series = trial.series(
         patch_size,
         min(scenario.context, workload.context_patches[-1]),  # a user's CSV may have no more rows
-        min(scenario.horizon, max(9, workload.horizon_patches[0])),
+        min(scenario.horizon, max(9, *workload.horizon_patches)),
         batch=scenario.batch,
         variates=scenario.variates,
         groups=scenario.groups,
