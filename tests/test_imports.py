@@ -34,7 +34,7 @@ FLOW = (
 )
 # What needs torch. The contest of bench runs in a cell's environment, and its top is read on the host.
 CELL_SIDE = frozenset(CELL_FOLDERS) - {"contract"}
-RUNS_IN_A_CELLS_ENVIRONMENT = {"toto_compat.bench.contest"}
+RUNS_IN_A_CELLS_ENVIRONMENT = {"toto_compat.bench.contest", "toto_compat.bench.guard_cost"}
 # What a service imports through `toto_compat.production`: it runs beside torch, behind a door that opens on first use.
 SERVICE = {"toto_compat.production.switched", "toto_compat.production.guard"}
 # The service imports it as `toto_compat.compile_toto`.
@@ -166,7 +166,11 @@ def host_imports_of_the_cell_side(imports: list[Import]) -> list[Import]:
 
 def imports_of_the_service(imports: list[Import]) -> list[Import]:
     return [
-        one for one in imports if one.imported in SERVICE and one.importer not in SERVICE and not one.for_types_only
+        one
+        for one in imports
+        if one.imported in SERVICE
+        and one.importer not in SERVICE | RUNS_IN_A_CELLS_ENVIRONMENT
+        and not one.for_types_only
     ]
 
 

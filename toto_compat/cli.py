@@ -7,7 +7,12 @@ from typing import NoReturn
 
 import click
 
-from toto_compat.errors import ExitCode, TotoCompatError
+from toto_compat.errors import ExitCode, MissingExtraError, TotoCompatError
+
+# What the extra `matrix` brings, as it is imported: a slim install lacks it.
+OF_THE_EXTRA = frozenset(
+    {"docker", "huggingface_hub", "jinja2", "matplotlib", "platformdirs", "rich", "tabulate", "yaml"}
+)
 
 # name -> (module:command, one line for --help). Kept here so that `toto-compat --help` imports nothing else.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -66,6 +71,17 @@ def cli() -> None:
     """Can torch.compile be switched back on for Toto? For which PyTorch, which KV cache, which mode?"""
 
 
+def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
+    """Name the extra where a package of it is missing; None: something else is, and that is a bug."""
+    package = (error.name or "").partition(".")[0]
+    if package not in OF_THE_EXTRA:
+        return None
+    return MissingExtraError(
+        f"this command needs the package {package}, which a slim install leaves out",
+        hint="pip install 'toto-compat[matrix]'",
+    )
+
+
 def main() -> NoReturn:
     """Run the command; turn a TotoCompatError into its message and exit code."""
     try:
@@ -73,6 +89,12 @@ def main() -> NoReturn:
     except TotoCompatError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.code)
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        click.echo(f"error: {missing}", err=True)
+        sys.exit(missing.code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     FINDINGS = 10  # analyze, lint-env or diff found what --fail-on asks to fail on
     NOT_REPRODUCED = 11  # an incident did not show its expected events
     ENGINE = 12  # the container engine does not answer or refused
+    MISSING_EXTRA = 13  # the command needs packages that a slim install leaves out
     INTERRUPTED = 130  # Ctrl-C
 
 
@@ -60,6 +61,10 @@ class InputError(TotoCompatError):
 
 class RefusedError(TotoCompatError):
     code = ExitCode.REQUIREMENT
+
+
+class MissingExtraError(TotoCompatError):
+    code = ExitCode.MISSING_EXTRA
 
 
 class EngineError(TotoCompatError):

@@ -1,6 +1,7 @@
 """`toto-compat bench`: the contests, a table of each, and the figures the project claims with their goals."""
 
 import json
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -14,10 +15,12 @@ import click
 from tabulate import tabulate
 
 from toto_compat.bench import contest as contest_module
+from toto_compat.bench import guard_cost
 from toto_compat.bench.contest import Contest, ContestResult
 from toto_compat.bench.figures import BenchFigure, compared, one_run
 from toto_compat.bench.host_figures import host_figures
 from toto_compat.contract.request import Device
+from toto_compat.contract.source_hash import PACKAGE
 from toto_compat.errors import EnvironmentBuildError, SelectionError
 from toto_compat.evidence.files import write_atomically
 from toto_compat.matrix.load import find_matrix_file, load_matrix
@@ -74,6 +77,22 @@ class Bench:
         if done.returncode:
             raise EnvironmentBuildError(f"contest {label} failed:\n{done.stderr[-3000:]}")
         return ContestResult.model_validate_json(output.read_text(encoding="utf-8"))
+
+    def guard_cost(self) -> dict[str, list[float]]:
+        """Time the guard; it is no part of the cells' source, so the whole package is copied for it."""
+        click.echo(f"{time.strftime('%H:%M:%S')} guard ...")
+        whole, output = self._folder / "whole", self._folder / "guard.json"
+        shutil.copytree(PACKAGE, whole / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+        words = ("{python}", "-P", guard_cost.__file__, str(output))
+        command = self._runtime.attached(self._prepared, words, self._folder, terminal=False)
+        variables = {**command.variables, "PYTHONPATH": str(whole)}
+        done = subprocess.run(
+            command.words, env=variables, cwd=command.folder, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise EnvironmentBuildError(f"timing the guard failed:\n{done.stderr[-3000:]}")
+        times: dict[str, list[float]] = json.loads(output.read_text(encoding="utf-8"))
+        return times
 
 
 def contest_table(name: str, result: ContestResult) -> str:
@@ -170,13 +189,26 @@ def tiny_figures(bench: Bench, result: ContestResult) -> list[BenchFigure]:
     ]
 
 
+def guard_figure(bench: Bench) -> BenchFigure:
+    """Compare what the guard adds to a forecast with the forecast, by processor time."""
+    times = bench.guard_cost()
+    guard, forecast = statistics.median(times["guard"]), statistics.median(times["compiled"])
+    method = (
+        f"median processor time of switch and guard around a forecast that does nothing, {guard:.1f} us, over that of a "
+        f"tiny forecast compiled, context 512, horizon 320, {forecast:.0f} us"
+    )
+    return one_run("tiny.guard_share_of_forecast", guard / forecast, "", "<= 0.01", method)
+
+
 @click.command("bench")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
 @click.option("--environment", default="torch-2.13.0-cpu", show_default=True)
-@click.option("--only", multiple=True, type=click.Choice([*CONTESTS, "host"]), help="Some contests instead of all.")
+@click.option(
+    "--only", multiple=True, type=click.Choice([*CONTESTS, "guard", "host"]), help="Some contests instead of all."
+)
 def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...]) -> None:
     """Measure fixed_size against the other caches."""
-    chosen = only or (*CONTESTS, "host")
+    chosen = only or (*CONTESTS, "guard", "host")
     figures: list[BenchFigure] = []
     with tempfile.TemporaryDirectory(prefix="toto-bench-") as folder:
         bench = Bench(environment, Path(folder))
@@ -191,6 +223,8 @@ def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...
                 goal = {"base.mean": ">= 1.5", "tiny.samples": ">= 2"}.get(name, "")
                 slow, fast = result.timings["upstream eager"], result.timings["fixed_size compiled"]
                 figures.append(compared(f"{name}.fixed_size_over_upstream_eager", slow, fast, goal))
+        if "guard" in chosen:
+            figures.append(guard_figure(bench))
         if "host" in chosen:
             figures += host_figures(Path(folder))
     click.echo(figure_table(figures))
