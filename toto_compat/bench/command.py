@@ -194,7 +194,7 @@ def guard_figure(bench: Bench) -> BenchFigure:
     times = bench.guard_cost()
     guard, forecast = statistics.median(times["guard"]), statistics.median(times["compiled"])
     method = (
-        f"median processor time of switch and guard around a forecast that does nothing, {guard:.1f} us, over that of a "
+        f"median processor time of switch and guard around an empty forecast, {guard:.1f} us, over that of a "
         f"tiny forecast compiled, context 512, horizon 320, {forecast:.0f} us"
     )
     return one_run("tiny.guard_share_of_forecast", guard / forecast, "", "<= 0.01", method)
