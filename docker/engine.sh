@@ -3,6 +3,7 @@
 #   docker/engine.sh start    install (as root, with apt) and start dockerd unless an engine already answers
 #   docker/engine.sh stop     stop the dockerd that `start` started; leaves any other engine alone
 #   docker/engine.sh status   exit 0 if an engine answers
+# TOTO_COMPAT_ENGINE_PATH: a folder before the engine's PATH; it looks for NVIDIA's hook there, once, when it starts.
 set -eu
 
 socket="${DOCKER_HOST:-unix:///var/run/docker.sock}"
@@ -56,7 +57,7 @@ start() {
     fi
     mkdir -p "$state"
     rm -f /var/run/docker.pid
-    setsid dockerd >"$log" 2>&1 </dev/null &
+    PATH="${TOTO_COMPAT_ENGINE_PATH:+$TOTO_COMPAT_ENGINE_PATH:}$PATH" setsid dockerd >"$log" 2>&1 </dev/null &
     pid=$!
     echo "$pid" >"$pid_file"
     wait_for_answer "$pid" || {
@@ -87,5 +88,5 @@ case "${1:-}" in
 start) start ;;
 stop) stop ;;
 status) answers || { echo "no engine answers at $socket"; exit 1; } ;;
-*) sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+*) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

@@ -25,6 +25,7 @@ from toto_compat.contract.request import (
 )
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.suites import Suite
+from toto_compat.environments.base_image import BaseImage
 from toto_compat.environments.engine import EngineFacts
 from toto_compat.environments.leftovers import RUNNER_LABEL, runner_label
 from toto_compat.environments.locks import read_lock
@@ -46,6 +47,7 @@ from toto_compat.runtimes.references import left_references
 from toto_compat.runtimes.seam import PreparedEnvironment
 from toto_compat.runtimes.source import CellSource
 
+BASE = BaseImage("python:3.11-slim", "toto-compat-base:bookworm", "sha256:" + "b" * 64, complete=True)
 PROFILE = CellProfile(iterations=1, suites=(Suite.RECOMPILE,), timeout_minutes=2)
 
 
@@ -150,6 +152,7 @@ def test_references_are_given_as_files_to_remove_and_not_as_a_mount(
     monkeypatch.setattr(docker_module, "Containers", NoContainers)
     runtime = runtime_of(tmp_path)
     runtime._images["lock"], runtime._probed["lock"] = "image", Probed(answer=Answer(), copied=False)
+    runtime._bases["lock"] = BASE
     contents = {"references.safetensors": b"answers", "truths.safetensors": b"truths"}
     known = KnownReferences(references_of(contents, {}, key="key"), contents)
     prepared = PreparedEnvironment(SMALL, SMALL_ENVIRONMENT, "docker", "/opt/venv/bin/python", "lock")
@@ -158,6 +161,9 @@ def test_references_are_given_as_files_to_remove_and_not_as_a_mount(
     assert isinstance(started, NoContainers)
     told = CellRequest.model_validate_json(started.writable.pop("request.json"))
     assert told.references == known.told
+    origin = told.origin
+    assert (origin.base_image, origin.base_used) == ("python:3.11-slim", "toto-compat-base:bookworm")
+    assert (origin.base_digest, origin.base_is_stand_in) == (BASE.identity, True)
     assert started.writable == {f"work/references/{name}": content for name, content in contents.items()}
     assert started.job is not None
     assert started.job.inputs == {}
@@ -195,6 +201,7 @@ def run_stub(stub: tuple[Path, str], folder: Path, behaviour: str, *, copy: bool
     runtime = runtime_of(source, command=("-m", "stub_cell", behaviour))
     # the small image has no torch to probe: what the probe would find is put in its place
     runtime._images["lock"], runtime._probed["lock"] = image, Probed(answer=Answer(), copied=copy)
+    runtime._bases["lock"] = BASE
     prepared = PreparedEnvironment(SMALL, SMALL_ENVIRONMENT, "docker", "/opt/venv/bin/python", "lock")
     cell = folder / "cell"
     cell.mkdir()

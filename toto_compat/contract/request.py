@@ -254,6 +254,10 @@ class Origin(StrictModel):
     runtime: str = ""  # docker or venv
     lock: str = ""  # identity of the environment: its exact packages, or what its image was made of
     image: str = ""  # image digest, in a container
+    base_image: str = ""  # what that was built on, as matrix.yaml names it
+    base_used: str = ""  # and as the engine found it
+    base_digest: str = ""  # of a registry, or the image's id where no registry knows it
+    base_is_stand_in: bool = False  # made of Debian packages, for want of a registry: not the image that was asked for
     source_hash: str = ""  # of the part of this package that the cell runs
 
 

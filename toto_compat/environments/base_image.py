@@ -27,6 +27,11 @@ class BaseImage:
     identity: str  # registry digest, or the image's id where no registry knows it
     complete: bool  # has python, headers and compiler: no network is needed to prepare it
 
+    @property
+    def is_stand_in(self) -> bool:
+        """Tell if it is not the image asked for but one made of Debian packages, for want of a registry."""
+        return self.reference.startswith(f"{OFFLINE_BASE}:")
+
 
 def find_base(client: docker.DockerClient, asked: str, python: str) -> BaseImage | None:
     """Find the base if it is on the engine already: by its pinned digest, by its tag, or the offline base."""
@@ -44,7 +49,7 @@ def find_base(client: docker.DockerClient, asked: str, python: str) -> BaseImage
 def resolve_base(client: docker.DockerClient, asked: str, python: str, say: OnLine) -> BaseImage:
     """Find the base or pull it; the first machine that reaches a registry writes its digest down."""
     base = find_base(client, asked, python)
-    if base is not None and not base.reference.startswith(OFFLINE_BASE):
+    if base is not None and not base.is_stand_in:
         return base
     digest = read_base_digests().get(asked) or registry_digest(client, asked)
     if digest is not None:

@@ -25,8 +25,9 @@ from packaging.utils import canonicalize_name
 from toto_compat.contract.request import Environment
 from toto_compat.environments.indexes import index_options
 from toto_compat.environments.pythons import find_python
+from toto_compat.environments.registry import NoRegistryError, ask_registry
 from toto_compat.environments.requirements import requirements_of
-from toto_compat.errors import EngineError, EnvironmentBuildError, SelectionError
+from toto_compat.errors import EnvironmentBuildError, SelectionError
 from toto_compat.evidence.files import write_atomically
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
@@ -331,12 +332,21 @@ def named_environments(matrix: Matrix, names: Sequence[str]) -> dict[str, Enviro
 @click.command("lock")
 @click.argument("environments", nargs=-1)
 @click.option("--check", is_flag=True, help="Only say which locks are missing or stale; exit code 5 if any is.")
+@click.option("--bases", is_flag=True, help="Only resolve base images: needs a network, no Python and no engine.")
 @matrix_option
-def lock_command(environments: tuple[str, ...], check: bool, matrix_file: Path | None) -> None:
-    """Write docker/locks/ENVIRONMENT.txt: every package with its hash. Without names: all environments."""
+def lock_command(environments: tuple[str, ...], check: bool, bases: bool, matrix_file: Path | None) -> None:
+    """Write docker/locks/ENVIRONMENT.txt: every package with its hash. Without names: all environments.
+
+    The digests of their base images, asked of their registries, go into docker/locks/base-images.yaml."""
     matrix = load_matrix(find_matrix_file(matrix_file))
+    named = named_environments(matrix, environments)
     problems = []
-    for name, environment in named_environments(matrix, environments).items():
+    for image in () if check else dict.fromkeys(environment.base_image for environment in named.values()):
+        try:
+            resolve_base_digest(image)
+        except EnvironmentBuildError as error:
+            problems.append(str(error))
+    for name, environment in () if bases else named.items():
         if check:
             try:
                 read_lock(name, environment)
@@ -356,7 +366,6 @@ def lock_command(environments: tuple[str, ...], check: bool, matrix_file: Path |
             f"{name}: torch {lock.version_of('torch')}, {len(lock.packages)} packages, "
             f"{lock.download_bytes / 1e9:.2f} GB to download"
         )
-        resolve_base_digest(environment)
     if problems:
         raise EnvironmentBuildError("\n".join(problems), hint="" if not check else "`nox -s lock` writes them")
 
@@ -372,20 +381,14 @@ def keep_known_sizes(lock: Lock) -> Lock:
     return replace(lock, packages=tuple(kept))
 
 
-def resolve_base_digest(environment: Environment) -> None:
-    """Pin the base image where an engine can ask a registry for it; elsewhere the first machine that can does it."""
-    # the docker SDK, for which `lock --check` need not wait
-    from toto_compat.environments.engine import connect, registry_digest
-
-    if environment.base_image in read_base_digests() or "@sha256:" in environment.base_image:
+def resolve_base_digest(image: str) -> None:
+    """Pin a base image by what a registry says its tag stands for now; elsewhere the first machine that can does it."""
+    if image in read_base_digests() or "@sha256:" in image:
         return
     try:
-        with connect() as client:
-            digest = registry_digest(client, environment.base_image)
-    except EngineError:
-        digest = None
-    if digest:
-        record_base_digest(environment.base_image, digest)
-        click.echo(f"  base image {environment.base_image} is {digest}")
-    else:
-        click.echo(f"  base image {environment.base_image}: no registry answers here, its digest stays open")
+        digest = ask_registry(image)
+    except NoRegistryError as error:
+        click.echo(f"base image {image}: no registry answers here ({error}), its digest stays open")
+        return
+    record_base_digest(image, digest)
+    click.echo(f"base image {image} is {digest}")

@@ -12,6 +12,7 @@ import docker
 from toto_compat.contract.files import utc_now
 from toto_compat.contract.request import CellRequest, Device, Environment, Limits, Origin
 from toto_compat.contract.result import CellResult, Provenance
+from toto_compat.environments.base_image import BaseImage
 from toto_compat.environments.engine import (
     LABEL,
     check_hands_out_gpus,
@@ -108,6 +109,7 @@ class DockerRuntime:
         self._tidied = False
         self._probed: dict[str, Probed] = {}
         self._images: dict[str, str] = {}
+        self._bases: dict[str, BaseImage] = {}
 
     def lock_of(self, environment_name: str, environment: Environment) -> str | None:
         try:
@@ -146,7 +148,7 @@ class DockerRuntime:
             self._tidy_once()
             plan, image = ensure_image(self._client, environment_name, environment, say, rebuild=self._rebuild)
         with self._guard:
-            self._images[plan.identity] = str(image.id)
+            self._images[plan.identity], self._bases[plan.identity] = str(image.id), plan.base
         return PreparedEnvironment(
             name=environment_name, environment=environment, runtime=self.name, python=PYTHON, lock=plan.identity
         )
@@ -245,7 +247,17 @@ class DockerRuntime:
         started = utc_now()
         source = self.source.folder
         image, copy = self._images[prepared.lock], self._probed[prepared.lock].copied
-        origin = Origin(runtime=self.name, lock=prepared.lock, image=image, source_hash=self.source.hash)
+        base = self._bases[prepared.lock]
+        origin = Origin(
+            runtime=self.name,
+            lock=prepared.lock,
+            image=image,
+            source_hash=self.source.hash,
+            base_image=base.asked,
+            base_used=base.reference,
+            base_digest=base.identity,
+            base_is_stand_in=base.is_stand_in,
+        )
         seen, inputs = as_seen_inside(request, copy=copy)
         # the log and the lock of `folder` stay out of the cell's reach: this process opens them by name
         inside = folder / INSIDE
