@@ -68,7 +68,8 @@ def test_samples_are_upstreams_seed_for_seed_over_several_batches() -> None:
     torch.manual_seed(3)
     theirs = upstream(backbone).generate_samples(series, 20, num_samples=6, samples_per_batch=2)
     torch.manual_seed(3)
-    ours = StaticModel(backbone, None).generate_samples(series, 20, num_samples=6, samples_per_batch=2)
+    static = StaticModel(backbone, None, draws="toto-ts")
+    ours = static.generate_samples(series, 20, num_samples=6, samples_per_batch=2)
     assert ours.shape == theirs.shape == (2, 2, 20, 6)
     assert agree(ours, theirs)
 
@@ -85,44 +86,72 @@ def test_a_smaller_batch_uses_a_larger_buckets_rows() -> None:
     backbone = Small().build()
     static = StaticModel(backbone, None, batch_sizes=(4,))
     static.generate_mean(series_of(batch=4), 16)
-    made = len(static._buckets)
+    made = static._buckets.steps()
     series = series_of(batch=3)
     assert agree(static.generate_mean(series, 16), upstream(backbone).generate_mean(series, 16))
-    assert len(static._buckets) == made
+    assert static._buckets.steps() == made
 
 
-def test_what_was_announced_is_made_once_and_a_later_shape_comes_alone() -> None:
+def shapes_of(static: StaticModel) -> list[tuple[int, int, int]]:
+    return [(shape.batch, shape.variates, shape.capacity) for shape in static._buckets.steps()]
+
+
+def test_what_was_announced_is_made_once_and_any_other_shape_comes_alone() -> None:
     static = StaticModel(Small().build(), None, max_patches=12, batch_sizes=(1, 4))
     static.generate_mean(series_of(context=20, batch=1), 16)
-    assert sorted(static._buckets) == [(1, 2, 16), (1, 2, 32), (4, 2, 16)]
-    static.generate_mean(series_of(batch=1, variates=3), 16)
-    assert sorted(static._buckets)[-2:] == [(1, 3, 16), (4, 2, 16)]
-    assert len(static._buckets) == 4
+    assert shapes_of(static) == [(1, 2, 32)]
+    static.generate_mean(series_of(batch=1), 16)
+    assert sorted(shapes_of(static)) == [(1, 2, 16), (1, 2, 32), (4, 2, 16)]
+    static.generate_mean(series_of(context=20, batch=1, variates=3), 16)
+    assert sorted(shapes_of(static))[-2:] == [(1, 3, 32), (4, 2, 16)]
+    assert len(shapes_of(static)) == 4
+
+
+def test_every_batch_up_to_the_announced_one_is_forecast_without_another_bucket() -> None:
+    backbone = Small().build()
+    static = StaticModel(backbone, None, max_patches=12, batch_sizes=(1, 8))
+    static.generate_mean(series_of(batch=1), 16)
+    for batch in range(1, 9):
+        series = series_of(batch=batch)
+        assert agree(static.generate_mean(series, 16), upstream(backbone).generate_mean(series, 16))
+        samples = static.generate_samples(series, 16, num_samples=6, samples_per_batch=3)
+        assert samples.shape == (batch, 2, 16, 6)
+        if batch * 3 <= 8:
+            assert sorted(shapes_of(static)) == [(1, 2, 16), (8, 2, 16)]
+
+
+def test_a_forecast_of_one_patch_makes_no_decode_step() -> None:
+    backbone = Small().build()
+    static = StaticModel(backbone, None, max_patches=9, max_context=8, batch_sizes=(128, 384))
+    series = series_of(batch=1)
+    assert agree(static.generate_mean(series, 5), upstream(backbone).generate_mean(series, 5))
+    static.generate_samples(series, 5, num_samples=256, samples_per_batch=128)
+    assert shapes_of(static) == []
 
 
 def test_the_least_recently_used_bucket_goes_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     backbone = Small().build()
-    static = StaticModel(backbone, None, max_buckets=2)
+    static = StaticModel(backbone, CompileSpec(settings=CompileSettings(backend="eager")), max_buckets=3)
     for batch in (1, 4, 1):
         static.generate_mean(series_of(batch=batch), 16)
-    assert not caplog.records
+    caplog.clear()
     series = series_of(batch=16)
     assert agree(static.generate_mean(series, 16), upstream(backbone).generate_mean(series, 16))
-    assert [batch for batch, _, _ in static._buckets] == [1, 16]
-    assert [(record.name, record.levelname, record.getMessage()) for record in caplog.records] == [
+    assert [batch for batch, _, _ in shapes_of(static)] == [1, 16]
+    assert [(record.name, record.levelname, record.getMessage()) for record in caplog.records][:1] == [
         (
             "toto_compat.buckets",
             "WARNING",
-            "dropping decode step for batch 4, variates 2, capacity 16 (least recently used of at most 2)",
+            "dropping decode step for batch 4, variates 2, capacity 16 (least recently used of at most 3)",
         )
     ]
 
 
 def test_a_dropped_bucket_frees_its_buffers() -> None:
-    static = StaticModel(Small().build(), CompileSpec(settings=CompileSettings(backend="eager")), max_buckets=1)
+    static = StaticModel(Small().build(), CompileSpec(settings=CompileSettings(backend="eager")), max_buckets=2)
     static.generate_mean(series_of(batch=1), 16)
-    (bucket,) = static._buckets.values()
-    step = weakref.ref(bucket.step)
+    (bucket,) = (bucket for bucket in static._buckets.values() if isinstance(bucket.module, StaticStep))
+    step = weakref.ref(bucket.module)
     del bucket
     static.generate_mean(series_of(batch=4), 16)
     gc.collect()
@@ -134,20 +163,27 @@ def test_every_compiled_bucket_is_logged_and_one_that_was_not_announced_is_a_war
 ) -> None:
     caplog.set_level("INFO", logger="toto_compat.buckets")
     unlowered = CompileSpec(settings=CompileSettings(backend="eager"))
-    static = StaticModel(Small().build(), unlowered, max_patches=12, batch_sizes=(1, 4))
+    static = StaticModel(Small().build(), unlowered, max_patches=12, batch_sizes=(1, 4), max_context=8)
     for batch in (1, 4, 1, 16, 16):
         static.generate_mean(series_of(batch=batch), 16)
     step = "compiling decode step for batch"
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", f"{step} 1, variates 2, capacity 16 (bucket 1 of at most 16)"),
-        ("INFO", f"{step} 4, variates 2, capacity 16 (bucket 2 of at most 16)"),
-        ("WARNING", f"{step} 16, variates 2, capacity 16 (bucket 3 of at most 16, not announced)"),
+        ("INFO", "compiling context pass for 8 patches, variates 2, series 1 (bucket 1 of at most 16)"),
+        ("INFO", f"{step} 1, variates 2, capacity 16 (bucket 2 of at most 16)"),
+        ("INFO", f"{step} 4, variates 2, capacity 16 (bucket 3 of at most 16)"),
+        ("WARNING", f"{step} 16, variates 2, capacity 16 (bucket 4 of at most 16, not announced)"),
     ]
 
 
 def test_more_announced_batches_than_buckets_are_refused() -> None:
     with pytest.raises(InputError, match="max_buckets 2 is less than the 3 batch sizes"):
         compile_toto(Small().build(), mode=None, batch_sizes=(1, 2, 4), max_buckets=2)
+
+
+def step_of(static: StaticModel) -> StaticStep:
+    """Give the one decode step that the model holds."""
+    (step,) = (bucket.module for bucket in static._buckets.values() if isinstance(bucket.module, StaticStep))
+    return step
 
 
 def test_what_was_returned_is_not_overwritten_by_the_next_forecast() -> None:
@@ -161,10 +197,10 @@ def test_what_was_returned_is_not_overwritten_by_the_next_forecast() -> None:
 def test_buffers_keep_their_addresses_across_forecasts() -> None:
     static = StaticModel(Small().build(), None)
     static.generate_mean(series_of(), 30)
-    (bucket,) = static._buckets.values()
-    before = [tensor.data_ptr() for tensor in bucket.step.cache.tensors()]
+    step = step_of(static)
+    before = [tensor.data_ptr() for tensor in step.cache.tensors()]
     static.generate_mean(series_of(context=6), 16)
-    assert [tensor.data_ptr() for tensor in bucket.step.cache.tensors()] == before
+    assert [tensor.data_ptr() for tensor in step.cache.tensors()] == before
 
 
 def test_new_weights_are_noticed() -> None:
@@ -232,8 +268,8 @@ def test_a_forecast_that_is_not_finite_leaves_nothing_behind_for_the_next(distri
     static = StaticModel(backbone, None)
     with contextlib.suppress(ValueError):
         static.generate_mean(with_value(series_of(context=8), float("nan")), 30)
-    (bucket,) = static._buckets.values()
-    for buffer in bucket.step.cache.keys_values:
+    static.generate_mean(series_of(context=8), 30)
+    for buffer in step_of(static).cache.keys_values:
         buffer.fill_(torch.nan)
     series = series_of(context=5)
     assert agree(static.generate_mean(series, 30), upstream(backbone).generate_mean(series, 30))
@@ -298,11 +334,11 @@ def test_new_values_in_the_same_weights_are_taken_over_without_new_buffers(throu
     static = StaticModel(backbone, None)
     series = series_of()
     static.generate_mean(series, 30)
-    (before,) = static._buckets.values()
+    before = static._buckets.values()
     for weight in (backbone.unembed.weight, backbone.output_distribution.loc_proj.weight):
         (weight.data if through_data else weight).mul_(1.5)
     assert agree(static.generate_mean(series, 30), upstream(backbone).generate_mean(series, 30))
-    assert list(static._buckets.values()) == [before]
+    assert static._buckets.values() == before[-1:] + before[:-1] or static._buckets.values() == before
 
 
 def test_forecasts_inside_and_outside_of_inference_mode_follow_each_other() -> None:
@@ -351,7 +387,7 @@ def test_float32_error_to_double_precision_is_at_most_twice_eagers(model: str) -
 
 def test_the_forecaster_has_toto_ts_interface_and_forecasts() -> None:
     backbone = Small().build()
-    theirs, ours = TotoForecaster(backbone), StaticForecaster(backbone, StaticModel(backbone, None))
+    theirs, ours = TotoForecaster(backbone), StaticForecaster(backbone, StaticModel(backbone, None, draws="toto-ts"))
     whole = series_of()
     unpadded = MaskedTimeseries(
         *(part[..., 3:] for part in timeseries(whole)[:4]),
@@ -368,7 +404,7 @@ def test_the_forecaster_has_toto_ts_interface_and_forecasts() -> None:
 
 def test_known_future_values_are_injected_like_toto_ts_does() -> None:
     backbone = Small().build()
-    theirs, ours = TotoForecaster(backbone), StaticForecaster(backbone, StaticModel(backbone, None))
+    theirs, ours = TotoForecaster(backbone), StaticForecaster(backbone, StaticModel(backbone, None, draws="toto-ts"))
     series = timeseries(series_of(), exogenous=1)
     future = torch.randn(2, 1, 21, dtype=torch.float64)
     expected = theirs.forecast(series, 21, future_exogenous_variables=future).mean
@@ -399,8 +435,8 @@ def test_what_is_not_covered_runs_eager_and_is_named() -> None:
     assert "fusion tokens" in forecaster.eager_because
     series = timeseries(series_of())
     assert torch.equal(forecaster.forecast(series, 16).mean, TotoForecaster(backbone).forecast(series, 16).mean)
-    with pytest.warns(UserWarning, match="bfloat16"):
-        assert "bfloat16" in compile_toto(Small().build(torch.bfloat16)).eager_because
+    with pytest.warns(UserWarning, match="float16"):
+        assert "float16" in compile_toto(Small().build(torch.float16)).eager_because
 
 
 def test_wrong_names_are_input_errors() -> None:

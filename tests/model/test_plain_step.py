@@ -12,7 +12,7 @@ from toto_compat.model.binding import bind  # noqa: E402
 from toto_compat.model.bound import CompileSpec  # noqa: E402
 from toto_compat.model.head import FusedHead  # noqa: E402
 from toto_compat.model.layer import CALLED, TAKEN_APART, can_be_taken_apart  # noqa: E402
-from toto_compat.model.rotation import decode_tables, rotate, rotate_in_place, rotation_of_chunk  # noqa: E402
+from toto_compat.model.rotation import context_tables, decode_tables, rotate  # noqa: E402
 from toto_compat.model.series import Series  # noqa: E402
 from toto_compat.model.static_model import StaticModel  # noqa: E402
 from toto_compat.model.static_step import PlainStep, StaticStep  # noqa: E402
@@ -24,11 +24,17 @@ TIGHT = 1e-11  # relative to the largest value: both run in double precision
 
 class PlainModel(StaticModel):
     step_class = PlainStep
+    pass_class = None
 
 
 def assert_equal(fast: Any, plain: Any) -> None:
     assert fast.shape == plain.shape
     assert float((fast - plain).abs().max()) <= TIGHT * float(plain.abs().max())
+
+
+def steps_of(model: StaticModel) -> list[PlainStep]:
+    """Give the decode steps that a model holds, in the order of their use."""
+    return [bucket.module for bucket in model._buckets.values() if isinstance(bucket.module, PlainStep)]
 
 
 def assert_same_forecasts(fast: StaticModel, plain: StaticModel, series: Series) -> None:
@@ -44,12 +50,10 @@ def assert_same_forecasts(fast: StaticModel, plain: StaticModel, series: Series)
         torch.manual_seed(3)
         drawn.append(model.generate_samples(series, 20, num_samples=4, samples_per_batch=2))
     assert_equal(*drawn)
-    for (shape, bucket), (plain_shape, plain_bucket) in zip(fast._buckets.items(), plain._buckets.items(), strict=True):
-        assert shape == plain_shape
-        left, left_by_plain = bucket.step.cache, plain_bucket.step.cache
-        for ours, definition in zip(left.tensors(), left_by_plain.tensors(), strict=True):
-            assert_equal(ours, definition)
-        assert_equal(bucket.step.patch, plain_bucket.step.patch)
+    for ours, definition in zip(steps_of(fast), steps_of(plain), strict=True):
+        for left, left_by_plain in zip(ours.cache.tensors(), definition.cache.tensors(), strict=True):
+            assert_equal(left, left_by_plain)
+        assert_equal(ours.patch, definition.patch)
 
 
 @pytest.mark.parametrize("distribution", ["MixtureOfStudentTsOutput", "StudentTOutput"])
@@ -59,7 +63,7 @@ def test_the_fast_step_is_the_plain_one(distribution: str, spacewise_first: bool
     backbone = Small(distribution=distribution, spacewise_first=spacewise_first).build()
     fast, series = StaticModel(backbone, None), series_of(batch=batch, variates=variates)
     assert_same_forecasts(fast, PlainModel(backbone, None), series)
-    assert all(bucket.step.way is TAKEN_APART for bucket in fast._buckets.values())
+    assert all(bucket.module.way is TAKEN_APART for bucket in fast._buckets.values())
 
 
 @pytest.mark.parametrize("scaler", ["CausalPatchStdMeanScaler", "CausalStdMeanScaler", "StdMeanScaler"])
@@ -72,8 +76,8 @@ def test_the_plain_step_is_toto_ts_own(scaler: str) -> None:
 def test_the_series_of_these_tests_have_groups_that_do_not_attend_to_each_other() -> None:
     plain = PlainModel(Small().build(), None)
     plain.generate_mean(series_of(variates=3), 16)
-    (bucket,) = plain._buckets.values()
-    assert {0.0, -torch.inf} == set(bucket.step.group_bias.flatten().tolist())
+    (step,) = steps_of(plain)
+    assert {0.0, -torch.inf} == set(step.group_bias.flatten().tolist())
 
 
 @pytest.mark.parametrize("how", ADAPTATIONS)
@@ -86,7 +90,7 @@ def test_the_fast_step_is_the_plain_one_for_layers_that_somebody_changed(how: st
     fast, plain = StaticModel(backbone, None), PlainModel(backbone, None)
     assert_same_forecasts(fast, plain, series)
     assert not agree(plain.generate_mean(series, 30), untouched)
-    assert all(bucket.step.way is CALLED for bucket in fast._buckets.values())
+    assert all(bucket.module.way is CALLED for bucket in fast._buckets.values())
 
 
 @pytest.mark.parametrize("step_class", [PlainStep, StaticStep])
@@ -121,13 +125,17 @@ def test_a_layer_taken_apart_is_the_layer_called() -> None:
     assert_equal(apart, called)
 
 
-def test_a_context_rotated_in_place_is_rotated_as_toto_ts_does() -> None:
+def test_a_contexts_tables_rotate_it_as_toto_ts_does() -> None:
     rotary = Small().build().transformer.rotary_emb
     positions = torch.arange(7, dtype=torch.float64)
-    rotated = torch.randn(2, 3, 2, 7, 16, dtype=torch.float64)  # queries and keys of 3 rows, 2 heads, 7 patches
-    plain = torch.stack(rotary.rotate_queries_and_keys(*rotated, seq_pos=positions))
-    rotate_in_place(rotated, rotation_of_chunk(rotary, positions))
-    assert_equal(rotated, plain)
+    joint = torch.randn(3, 5, 2, 7, 16, dtype=torch.float64)  # queries, keys and values of 5 rows, 2 heads, 7 patches
+    query, key = rotary.rotate_queries_and_keys(joint[0], joint[1], seq_pos=positions)
+    tables = context_tables(rotary, 7, torch.float64, torch.device("cpu"))
+    by_patch = (table[:7].transpose(0, 1)[:, None, None] for table in tables)  # [3, 1, 1, 7, 16]
+    rotated = rotate(joint, *by_patch)
+    assert_equal(rotated[0], query * 16**-0.5)
+    assert_equal(rotated[1], key)
+    assert_equal(rotated[2], joint[2])
 
 
 def test_each_row_of_the_tables_rotates_as_toto_ts_does_at_that_position() -> None:

@@ -43,7 +43,7 @@ BEGINNING = re.compile(
     r"|_maybe_guard_rel\(\) was called on non-relation expression (?P<expression>\S.*)"
     r"|Using torch\.compile for (?P<compiled>\S.*?) \((?P<setting>[^)]*)\)"
     # ours, not torch's: contract/bucket_messages.py
-    r"|(?P<bucket>compiling|dropping) decode step for (?P<shape>batch \d{1,9}, variates \d{1,9}, capacity \d{1,9})"
+    r"|(?P<bucket>compiling|dropping) (?P<compiled_part>decode step|context pass) for (?P<shape>\w[\w ,]{1,120}\w)"
     r" \([^)]*?of at most (?P<most_buckets>\d{1,9})(?P<unannounced>, not announced)?\)"
 )
 # The rest of a limit warning whose first line is missing (a log cut by rotation).
@@ -416,7 +416,7 @@ def _begin_bucket(line: LogLine, begins: re.Match[str]) -> _Block:
     return _Block(
         EventKind.BUCKET_COMPILE if compiling else EventKind.BUCKET_DROP,
         line,
-        function="decode_step",
+        function=begins["compiled_part"].replace(" ", "_"),
         reasons=[begins["shape"] + (", not announced" if unannounced else "")],
         limit=int(begins["most_buckets"]),
         limit_name="max_buckets",

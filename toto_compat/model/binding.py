@@ -34,12 +34,15 @@ def bind(
     max_patches: int | None = None,
     batch_sizes: tuple[int, ...] = (),
     max_buckets: int | None = None,
+    draws: str | None = None,
+    max_context: int | None = None,
 ) -> BoundModel:
     """Bind a cache to the backbone, compiled if asked.
 
     `max_patches` (longest context plus horizon) and `batch_sizes` (series times samples per batch) say what is to come:
     a cache with fixed shapes makes them all at its first forecast, so that a later change compiles nothing.
-    `max_buckets` is how many shapes such a cache may hold.
+    `max_buckets` is how many shapes such a cache may hold, `draws` how fixed_size draws samples ('direct' or 'toto-ts'),
+    `max_context` the longest context in patches; a user's own binding is told none of the three.
     """
     if cache.source != "builtin":
         cls = load_user_cache(cache.source)
@@ -52,7 +55,9 @@ def bind(
     code: Any = getattr(importlib.import_module(f"toto_compat.{module}"), name)
     if row.kind == "whole_model":
         return WholeModel(backbone, code, compile_spec)
-    bound: BoundModel = code(backbone, compile_spec, max_patches, batch_sizes, max_buckets)
+    bound: BoundModel = code(
+        backbone, compile_spec, max_patches, batch_sizes, max_buckets, draws=draws, max_context=max_context
+    )
     return bound
 
 

@@ -1,7 +1,7 @@
 """What of the static model is compiled, how, and why.
 
-One thing is compiled: a decode step, once for every bucket of shapes. The prefill runs once a forecast, at lengths that
-differ from one to the next, and draws from a distribution must be toto-ts's own: both stay eager.
+Three things are compiled, each once for every bucket of shapes: the pass over the context, the decode step, and the
+draws from a predicted patch. Between them nothing is left but copies into their buffers and uniform random numbers.
 
 - `fullgraph=True`: a break in the graph is an error here, not a slow step that nobody notices.
 - `dynamic=False`: every shape is a constant. What grows is a position in a tensor, so nothing is ever compiled again.
@@ -9,23 +9,22 @@ differ from one to the next, and draws from a distribution must be toto-ts's own
 - `inplace_buffers=False`: a kernel that never writes in place is the same kernel in more places, of which only one has
   to be compiled.
 - A code object of its own for every bucket: dynamo's limit of 8 compiles is per code object, and a ninth bucket would
-  reach it. So dynamo neither logs nor limits new buckets: the model does both (`MAX_BUCKETS`).
+  reach it. So dynamo neither logs nor limits new buckets: the model does both (`buckets`).
 """
 
 import contextlib
 import gc
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from toto_compat.model.bound import CompileSpec, apply_settings
 from toto_compat.model.compiler_head_start import give_compiler_head_start
-from toto_compat.model.static_step import PlainStep
 
-RunStep = Callable[[], tuple[Tensor, ...]]
+Run = Callable[[], Any]
 
 
 def prepare_compiler(spec: CompileSpec, device: torch.device) -> None:
@@ -35,16 +34,16 @@ def prepare_compiler(spec: CompileSpec, device: torch.device) -> None:
         give_compiler_head_start()
 
 
-def compile_step(step: PlainStep, spec: CompileSpec) -> RunStep:
-    """Give the step compiled; what takes long happens at its first call."""
-    name = f"decode_step_batch{step.batch}_variates{step.variates}_capacity{step.capacity}"
-    forward = type(step).forward
+def compile_module(module: torch.nn.Module, name: str, spec: CompileSpec) -> Run:
+    """Give the module's forward compiled, under a name of its own; what takes long happens at its first call."""
+    forward = type(module).forward
+    name = re.sub(r"\W+", "_", name)
     function = types.FunctionType(forward.__code__.replace(co_name=name), forward.__globals__, name)
-    compiled = torch.compile(types.MethodType(function, step), fullgraph=True, dynamic=False, **_lowering(spec))
+    compiled = torch.compile(types.MethodType(function, module), fullgraph=True, dynamic=False, **_lowering(spec))
     if spec.mode == "default":
         return compiled
 
-    def replay() -> tuple[Tensor, ...]:
+    def replay() -> Any:
         torch.compiler.cudagraph_mark_step_begin()
         return compiled()
 
@@ -52,7 +51,7 @@ def compile_step(step: PlainStep, spec: CompileSpec) -> RunStep:
 
 
 def _lowering(spec: CompileSpec) -> dict[str, Any]:
-    """Give torch.compile's arguments: the mode's own options, and the step's two where inductor compiles it."""
+    """Give torch.compile's arguments: the mode's own options, and the two above where inductor compiles."""
     arguments = spec.torch_compile_arguments()
     if arguments["backend"] != "inductor":
         return arguments

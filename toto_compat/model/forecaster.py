@@ -14,7 +14,9 @@ from toto_compat.contract.request import CacheRequest, CompileSettings
 from toto_compat.errors import InputError
 from toto_compat.model.binding import bind
 from toto_compat.model.bound import BoundModel, CompileSpec, WholeModel
-from toto_compat.model.static_model import Context, StaticModel, why_not_static
+from toto_compat.model.context_pass import Context
+from toto_compat.model.coverage import why_not_static
+from toto_compat.model.static_model import StaticModel
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 

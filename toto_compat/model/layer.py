@@ -110,16 +110,16 @@ def _way_through(begin: Callable[[Any, Tensor], Tensor], finish: Callable[[Any, 
     """
 
     def project(layer: Any, hidden: Tensor, row: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # hidden [rows, width], row [1] of the tables [capacity + 1, 3, head_dim]
-        cosines, sines = (table.index_select(0, row).view(3, 1, 1, -1) for table in tables)  # [3, 1, 1, head_dim]
+        # hidden [rows, width], row [rows, or 1 for all] of the tables [table rows, 3, head_dim]
+        cosines, sines = (table.index_select(0, row).transpose(0, 1).unsqueeze(2) for table in tables)
         joint = joint_projection(layer, hidden).transpose(0, 1)  # [3, rows, heads, head_dim]
         rotated = rotate(joint, cosines, sines)
         query, keys_values = (x.clone(memory_format=torch.contiguous_format) for x in (rotated[0], rotated[1:]))
         return query, keys_values, begin(layer, hidden)
 
     def attend(layer: Any, begun: Tensor, *attention: Tensor) -> Tensor:
-        # query [rows, heads, 1, head_dim] and keys [rows, heads, capacity, head_dim] of a layer over time,
-        # each [batch, heads, variates, head_dim] of one over variates; attended and begun [rows, width] of both
+        # query [groups, heads, queries, head_dim], keys_values [2, groups, heads, keys, head_dim], a bias that fits
+        # queries and keys, begun [groups * queries, width]; a group attends to itself
         query, keys_values, bias = attention
         keys, values = keys_values.unbind()
         # spelled out: fused attention kernels are made for many queries a row, here call overhead is all

@@ -1,6 +1,5 @@
 """Caches broken on purpose, one fault each. A suite that stays green on one of these proves nothing."""
 
-import types
 from typing import Any
 
 import torch
@@ -11,9 +10,12 @@ from toto.model.util import KVCache
 from toto_compat.caches.fixed_size import FixedSizeKVCache
 from toto_compat.contract.request import CompileSettings
 from toto_compat.model.bound import CompileSpec, apply_settings
-from toto_compat.model.compile_step import RunStep
+from toto_compat.model.buckets import StepShape
+from toto_compat.model.compile_step import Run, compile_module
+from toto_compat.model.context_pass import Context
 from toto_compat.model.layer import CALLED
-from toto_compat.model.static_model import Context, StaticModel
+from toto_compat.model.sampling import PatchDraws
+from toto_compat.model.static_model import StaticModel
 from toto_compat.model.static_step import PlainStep, StaticStep
 
 
@@ -91,37 +93,29 @@ class SilentDowncast(StaticModel):
 class RecompileEveryStep(StaticModel):
     step_class = _CountingStep
 
-    def __init__(self, backbone: TotoBackbone, compile_spec: CompileSpec | None, *shapes: Any) -> None:
-        super().__init__(backbone, compile_spec, *shapes)
+    def __init__(self, backbone: TotoBackbone, compile_spec: CompileSpec | None, *shapes: Any, **named: Any) -> None:
+        super().__init__(backbone, compile_spec, *shapes, **named)
         # Past the limit of 8 dynamo would raise; the point is the recompile, not the limit.
         apply_settings(CompileSettings(recompile_limit=100_000, accumulated_recompile_limit=100_000))
 
-    def _compile(self, step: PlainStep) -> RunStep:
-        run, calls = super()._compile(step), iter(range(1_000_000))
+    def _compile(self, module: Any, name: str) -> Run:
+        run, calls = super()._compile(module, name), iter(range(1_000_000))
+        if not isinstance(module, PlainStep):
+            return run
 
         def relabelled() -> tuple[Tensor, ...]:
-            step.label = f"step {next(calls)}"
+            module.label = f"step {next(calls)}"
             return run()
 
         return relabelled
 
 
 class CodeObjectPerStep(StaticModel):
-    def _compile(self, step: PlainStep) -> RunStep:
-        if self._compile_spec is None:
-            return step.forward
-        arguments, calls, plain = (
-            self._compile_spec.torch_compile_arguments(),
-            iter(range(1_000_000)),
-            type(step).forward,
-        )
-
-        def fresh() -> tuple[Tensor, ...]:
-            name = f"decode_step_{next(calls)}"
-            function = types.FunctionType(plain.__code__.replace(co_name=name), plain.__globals__, name)
-            return torch.compile(types.MethodType(function, step), fullgraph=True, dynamic=False, **arguments)()
-
-        return fresh
+    def _compile(self, module: Any, name: str) -> Run:
+        if self._compile_spec is None or not isinstance(module, PlainStep):
+            return super()._compile(module, name)
+        spec, calls = self._compile_spec, iter(range(1_000_000))
+        return lambda: compile_module(module, f"decode_step_{next(calls)}", spec)()
 
 
 class BucketPerLength(StaticModel):
@@ -130,64 +124,75 @@ class BucketPerLength(StaticModel):
     def _capacity(self, patches: int) -> int:
         return patches
 
-    def _fits(self, shape: tuple[int, int, int], batch: int, variates: int, patches: int) -> bool:
-        return shape == (batch, variates, patches)
+    def _fits(self, shape: StepShape, batch: int, variates: int, patches: int) -> bool:
+        return (shape.batch, shape.variates, shape.capacity) == (batch, variates, patches)
 
 
 class CompiledCrumb(StaticModel):
-    """Calls compiled code in every step, for one addition."""
+    """Calls compiled code in every step and pass, for one addition."""
 
-    def _compile(self, step: PlainStep) -> RunStep:
-        if self._compile_spec is None:
-            return step.forward
+    def _compile(self, module: Any, name: str) -> Run:
+        if self._compile_spec is None or isinstance(module, PatchDraws):
+            return super()._compile(module, name)
         add = torch.compile(lambda value: value + 0.0, dynamic=False, **self._compile_spec.torch_compile_arguments())
 
         def crumbling() -> tuple[Tensor, ...]:
-            first, *others = step.forward()
+            first, *others = module.forward()
             return add(first), *others
 
         return crumbling
 
 
 class EagerInDisguise(StaticModel):
-    def _compile(self, step: PlainStep) -> RunStep:
-        return step.forward
+    def _compile(self, module: Any, name: str) -> Run:
+        return module.forward  # type: ignore[no-any-return]
+
+
+class EagerPrefill(StaticModel):
+    """Compiles the decode step and leaves the pass over the context and its draws eager: all that production runs."""
+
+    def _compile(self, module: Any, name: str) -> Run:
+        return super()._compile(module, name) if isinstance(module, PlainStep) else module.forward
 
 
 class HoardsMemory(StaticModel):
     """Keeps four more copies of every buffer, as if to undo forecasts."""
 
-    def __init__(self, backbone: TotoBackbone, compile_spec: CompileSpec | None, *shapes: Any) -> None:
-        super().__init__(backbone, compile_spec, *shapes)
+    def __init__(self, backbone: TotoBackbone, compile_spec: CompileSpec | None, *shapes: Any, **named: Any) -> None:
+        super().__init__(backbone, compile_spec, *shapes, **named)
         self._copies: list[Tensor] = []
 
-    def _compile(self, step: PlainStep) -> RunStep:
-        self._copies += [buffer.clone() for buffer in step.cache.tensors() for _ in range(4)]
-        return super()._compile(step)
+    def _compile(self, module: Any, name: str) -> Run:
+        if isinstance(module, PlainStep):
+            self._copies += [buffer.clone() for buffer in module.cache.tensors() for _ in range(4)]
+        return super()._compile(module, name)
 
 
 class LeaksMemory(StaticModel):
     """Keeps 1 MB of every forecast."""
 
-    def __init__(self, backbone: TotoBackbone, compile_spec: CompileSpec | None, *shapes: Any) -> None:
-        super().__init__(backbone, compile_spec, *shapes)
+    def __init__(self, backbone: TotoBackbone, compile_spec: CompileSpec | None, *shapes: Any, **named: Any) -> None:
+        super().__init__(backbone, compile_spec, *shapes, **named)
         self._kept: list[Tensor] = []
 
-    def _bucket(self, context: Context, batch: int, horizon_patches: int) -> Any:
+    def _notice_changed_weights(self, context: Context) -> None:
         self._kept.append(torch.ones(1 << 20, dtype=torch.uint8))  # not zeros: the kernel gives those when written to
-        return super()._bucket(context, batch, horizon_patches)
+        super()._notice_changed_weights(context)
 
 
 class Slow(StaticModel):
     """Runs every layer twenty times more, eager, and throws the result away."""
 
-    def _compile(self, step: PlainStep) -> RunStep:
-        run = super()._compile(step)
-        hidden = step.patch.new_zeros(step.batch * step.variates, self.backbone.embed_dim)
+    def _compile(self, module: Any, name: str) -> Run:
+        run = super()._compile(module, name)
+        if isinstance(module, PatchDraws):
+            return run
+        weight = self.backbone.unembed.weight
+        hidden = weight.new_zeros(8, self.backbone.embed_dim)
 
         def wasteful() -> tuple[Tensor, ...]:
             for _ in range(20):
-                for layer in step.layers:
+                for layer in module.layers:
                     CALLED.finish(layer, hidden, hidden)
             return run()
 

@@ -4,6 +4,7 @@ toto-ts goes over the whole series again in every step, at a length that grows. 
 instead: a step then reads one patch, and its shapes are fixed. They are carried in double precision, as toto-ts adds.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,26 @@ from torch import Tensor
 from toto.model.scaler import CausalPatchStdMeanScaler, CausalStdMeanScaler, StdMeanScaler
 
 SUPPORTED_SCALERS = (StdMeanScaler, CausalStdMeanScaler, CausalPatchStdMeanScaler)
+_BOUNDS = ("lowest", "highest")
+
+
+def state_after(scaler: Any, inputs: Tensor, padding_mask: Tensor, loc: Tensor, scale: Tensor) -> dict[str, Tensor]:
+    """Sum up what toto-ts's scaler knows after its pass over the context: [contexts, variates, 1] each."""
+    weights = padding_mask.to(torch.float64)  # [contexts, variates, time]
+    values = inputs.to(torch.float64)  # [contexts, variates, time]
+    count = weights.sum(-1, keepdim=True)
+    mean = (weights * values).sum(-1, keepdim=True) / count.clamp_min(1.0)
+    squares = (weights * (values - mean) ** 2).sum(-1, keepdim=True)
+    lowest, highest = scale_bounds(scaler, count, squares)
+    state = {"count": count, "mean": mean, "squares": squares, "lowest": lowest, "highest": highest}
+    return {**state, "loc": loc[..., -1:], "scale": scale[..., -1:]}
+
+
+def scale_bounds(scaler: Any, count: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the bounds of a stabilised scale: powers of ten around that of the whole context."""
+    whole = torch.sqrt(squares / count.clamp_min(1.0) + scaler.minimum_scale)
+    exponent = getattr(scaler, "scale_factor_exponent", 0.0)
+    return (whole * 10.0**-exponent).clamp_min(scaler.minimum_scale), whole * 10.0**exponent
 
 
 class ScalerState(torch.nn.Module):
@@ -31,7 +52,6 @@ class ScalerState(torch.nn.Module):
         self.minimum_scale: float = scaler.minimum_scale
         self.bessel: bool = getattr(scaler, "use_bessel_correction", False)
         self.stabilise: bool = getattr(scaler, "stabilize_with_global", False)
-        self.exponent: float = getattr(scaler, "scale_factor_exponent", 0.0)
         self._context_state: dict[str, Tensor] = {}
         self._copies = 1
         shape = (batch, variates, 1)
@@ -40,20 +60,9 @@ class ScalerState(torch.nn.Module):
         for name in ("loc", "scale"):
             self.register_buffer(name, torch.ones(shape, dtype=dtype, device=device), persistent=False)
 
-    def begin(self, inputs: Tensor, padding_mask: Tensor, loc: Tensor, scale: Tensor, copies: int) -> None:
-        """Take over from the scaler's pass over the context; each context serves `copies` rows."""
-        weights = padding_mask.to(torch.float64)  # [contexts, variates, time]
-        values = inputs.to(torch.float64)  # [contexts, variates, time]
-        count = weights.sum(-1, keepdim=True)  # [contexts, variates, 1], as all that follow
-        mean = (weights * values).sum(-1, keepdim=True) / count.clamp_min(1.0)
-        squares = (weights * (values - mean) ** 2).sum(-1, keepdim=True)
-        state = {"count": count, "mean": mean, "squares": squares, "loc": loc[..., -1:], "scale": scale[..., -1:]}
-        if self.stabilise:
-            global_scale = torch.sqrt(squares / count.clamp_min(1.0) + self.minimum_scale)
-            lowest = global_scale * 10.0**-self.exponent
-            state["lowest"] = lowest.clamp_min(self.minimum_scale)
-            state["highest"] = global_scale * 10.0**self.exponent
-        self._context_state = state
+    def begin(self, state: Mapping[str, Tensor], copies: int) -> None:
+        """Take over from a pass over the context, each value [contexts, variates, 1]; a context serves `copies` rows."""
+        self._context_state = {name: value for name, value in state.items() if self.stabilise or name not in _BOUNDS}
         self._copies = copies
         self.rewind()
 

@@ -1,71 +1,41 @@
-"""Forecasting with the static step: shapes in buckets, one pass over the context, a decode loop without host syncs."""
+"""Forecasting with static graphs: one pass over the context, draws, a decode loop, and no host sync but at the end."""
 
-import contextlib
 import functools
-import logging
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import ceil
 from typing import Any
 
 import torch
-from packaging.version import Version
 from torch import Tensor
 from toto.model.backbone import TotoBackbone
 from toto.model.util import KVCache
 
 from toto_compat.caches.fixed_size import FixedSizeKVCache
-from toto_compat.contract.bucket_messages import BUCKET_LOGGER, compiling_bucket, dropping_bucket
 from toto_compat.errors import InputError
 from toto_compat.model.bound import CompileSpec, StepObserver, WholeModel, class_name
-from toto_compat.model.compile_step import RunStep, compile_step, no_full_collections, prepare_compiler
-from toto_compat.model.head import SUPPORTED_DISTRIBUTIONS, FusedHead
-from toto_compat.model.sampling import draw_patch
-from toto_compat.model.scaler_state import SUPPORTED_SCALERS
+from toto_compat.model.buckets import (
+    MAX_BUCKETS,
+    SMALLEST_PASS,
+    Bucket,
+    Buckets,
+    PassShape,
+    Shape,
+    StepShape,
+    cheapest_batch,
+    room_for,
+)
+from toto_compat.model.compile_step import Run, compile_module, prepare_compiler
+from toto_compat.model.context_pass import Context, PlainPass, Prefilled, StaticPass, group_bias
+from toto_compat.model.coverage import why_not_static
+from toto_compat.model.head import FusedHead
+from toto_compat.model.sampling import DIRECT, TOTO_TS, PatchDraws, draw_patch, without_extremes
 from toto_compat.model.series import Series
-from toto_compat.model.static_step import PlainStep, StaticStep, without_extremes
+from toto_compat.model.static_step import PlainStep, StaticStep
 
-# The limit that a code object per bucket takes away from dynamo. A bucket holds compiled code that took 10 to 20 s of a
-# forecast, and its buffers (94 MB at 16 series of 80 patches on the base model). 16 is five times the three batches of
-# the matrix: a service that needs more should pad its batches to fewer sizes.
-MAX_BUCKETS = 16
-_LOG = logging.getLogger(BUCKET_LOGGER)
-_Shape = tuple[int, int, int]  # batch, variates, capacity in patches
-
-
-@dataclass(frozen=True)
-class Context:
-    """Holds what a forecast starts from, in toto-ts's terms. `future` holds known values of the last variates."""
-
-    inputs: Tensor
-    padding_mask: Tensor
-    id_mask: Tensor
-    future: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class _Bucket:
-    step: PlainStep
-    run: RunStep
-
-
-def why_not_static(backbone: TotoBackbone) -> str:
-    """Empty if the static step covers this model, else the name of what it does not cover."""
-    dtype = backbone.unembed.weight.dtype
-    reasons = {
-        f"toto-ts {version('toto-ts')}": Version(version("toto-ts")) < Version("0.2"),
-        "exogenous variates with fusion tokens": getattr(backbone, "fusion", None) is not None,
-        "the memory-efficient attention layout": backbone.use_memory_efficient_attention,
-        f"dtype {dtype}": dtype not in (torch.float32, torch.float64),
-        f"scaler {type(backbone.scaler).__name__}": not isinstance(backbone.scaler, SUPPORTED_SCALERS),
-        f"distribution {type(backbone.output_distribution).__name__}": not isinstance(
-            backbone.output_distribution, SUPPORTED_DISTRIBUTIONS
-        ),
-    }
-    return ", ".join(name for name, holds in reasons.items() if holds)
+DRAWS = (DIRECT, TOTO_TS)
 
 
 def _forecasting(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,40 +52,47 @@ def _forecasting(method: Callable[..., Any]) -> Callable[..., Any]:
 class StaticModel:
     """The fixed_size cache bound to a backbone. One forecast at a time: the buffers are shared, a lock guards them.
 
-    Modes with CUDA graphs: forecast from one thread. Some releases of torch keep such graphs per thread.
+    A second thread waits for the first. Modes with CUDA graphs: forecast from one thread. Some releases of torch keep
+    such graphs per thread.
     """
 
-    draws = "toto-ts"
     step_class: type[PlainStep] = StaticStep
+    pass_class: type[StaticPass] | None = StaticPass  # None: the definition, which compiles nothing
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - `bind` and the sabotages hand these on in this order
         self,
         backbone: TotoBackbone,
         compile_spec: CompileSpec | None,
         max_patches: int | None = None,
         batch_sizes: tuple[int, ...] = (),
         max_buckets: int | None = None,
+        *,
+        draws: str | None = None,
+        max_context: int | None = None,
     ) -> None:
-        self._max_buckets = MAX_BUCKETS if max_buckets is None else max_buckets
-        if self._max_buckets < max(1, len(set(batch_sizes))):
+        most = MAX_BUCKETS if max_buckets is None else max_buckets
+        if most < max(1, len(set(batch_sizes))):
             raise InputError(
-                f"max_buckets {self._max_buckets} is less than the {len(set(batch_sizes))} batch sizes announced",
+                f"max_buckets {most} is less than the {len(set(batch_sizes))} batch sizes announced",
                 hint="announce fewer batch_sizes, or raise max_buckets",
             )
+        if draws is not None and draws not in DRAWS:
+            raise InputError(f"draws {draws!r} is unknown", hint=f"accepted: {', '.join(DRAWS)}")
         self.backbone = backbone
         self.patch_size: int = backbone.patch_embed.stride
         self.cache_class = class_name(FixedSizeKVCache)
         self.compiled = compile_spec is not None
+        self.draws = draws or DIRECT
         self.observer: StepObserver | None = None
         self._compile_spec = compile_spec
-        self._max_patches = max_patches or 0
-        self._batch_sizes = batch_sizes
-        self._buckets: dict[_Shape, _Bucket] = {}  # the least recently used first
-        self._announced_are_made = False
+        self._max_patches, self._max_context = max_patches or 0, max_context or 0
+        self._batch_sizes = tuple(sorted(set(batch_sizes)))
+        self._buckets = Buckets(most)
+        self._draws: dict[int, Bucket] = {}  # by variates: few, and small
+        self._announced_for: set[tuple[int, torch.dtype | None]] = set()  # variates and precision that were made
         self._head: FusedHead | None = None
         self._weights_seen: tuple[Any, ...] = ()
         self._versions_seen: tuple[int, ...] = ()
-        self._rewind_to = 0
         self._lock = threading.Lock()
         if compile_spec is not None:
             prepare_compiler(compile_spec, next(backbone.parameters()).device)
@@ -134,18 +111,26 @@ class StaticModel:
     @_forecasting
     def teacher_forced(self, series: Series, truth: Tensor) -> list[dict[str, Tensor]]:
         context = Context(series.inputs, series.padding_mask, series.id_mask)
-        batch, steps = series.inputs.shape[0], truth.shape[-1] // self.patch_size
-        with self._lock:
-            bucket = self._bucket(context, batch, steps)
-            with self._observed(0):
-                outputs = self._prefill(bucket.step, context, copies=1, whole=False)
-            parameters = [self._named(outputs, batch)]
-            for index in range(1, steps):
-                bucket.step.patch[:batch].copy_(truth[..., (index - 1) * self.patch_size : index * self.patch_size])
-                with self._observed(index):
-                    outputs = bucket.run()
-                parameters.append(self._named(outputs, batch))
-        return parameters
+        patches, size = truth.shape[-1] // self.patch_size, self.patch_size
+        parts: list[list[dict[str, Tensor]]] = []
+        with self._one_forecast(context):
+            for part in self._in_batches(context, patches):
+                some, forced = context.part(part), truth[part]
+                with self._observed(0):
+                    prefilled = self._prefill(some, patches)
+                parts.append([self._named(prefilled.parameters)])
+                batch = len(some.inputs)
+                step = self._begin(prefilled, batch, some, patches, sampling=False) if patches > 1 else None
+                for index in range(1, patches):
+                    assert step is not None
+                    step.module.patch[:batch].copy_(forced[..., (index - 1) * size : index * size])
+                    with self._observed(index):
+                        outputs = step.run()
+                    parts[-1].append(self._named([value[:batch] for value in outputs[:4]]))
+        return [
+            {name: torch.cat([part[index][name] for part in parts]) for name in parts[0][index]}
+            for index in range(patches)
+        ]
 
     # The forecasts themselves
 
@@ -153,115 +138,352 @@ class StaticModel:
     def mean(self, context: Context, horizon_steps: int) -> Tensor:
         """Feed the mean of each predicted patch back; batch, variate, horizon."""
         batch, variates, _ = context.inputs.shape
-        patches, size = ceil(horizon_steps / self.patch_size), self.patch_size
-        forecast = context.inputs.new_empty(batch, variates, patches * size)
-        with self._lock:
-            bucket = self._bucket(context, batch, patches)
-            patch = bucket.step.patch[:batch]
-            for index in range(patches):
+        patches = ceil(horizon_steps / self.patch_size)
+        forecast = context.inputs.new_empty(batch, variates, patches * self.patch_size)
+        with self._one_forecast(context):
+            for part in self._in_batches(context, patches):
+                self._mean_of(context.part(part), patches, forecast[part])
+        return forecast[..., :horizon_steps]
+
+    def _mean_of(self, context: Context, patches: int, forecast: Tensor) -> None:
+        batch, size = len(forecast), self.patch_size
+        with self._observed(0):
+            prefilled = self._prefill(context, patches)
+            _, loc, _, probs = prefilled.parameters
+            mean = (probs * loc).sum(-1).to(forecast.dtype)
+            mean = without_extremes(mean * prefilled.affine_scale + prefilled.affine_loc)
+            self._inject_future(mean, context.future, 0, copies=1)
+            forecast[..., :size].copy_(mean)
+        outputs: Sequence[Tensor] = prefilled.parameters
+        if patches > 1:
+            step = self._begin(prefilled, batch, context, patches, sampling=False)
+            patch = step.module.patch[:batch]
+            patch.copy_(mean)
+            for index in range(1, patches):
                 with self._observed(index):
-                    if index == 0:
-                        _, loc, _, probs, affine_loc, affine_scale = self._prefill(
-                            bucket.step, context, copies=1, whole=False
-                        )
-                        patch.copy_(without_extremes((probs * loc).sum(-1) * affine_scale + affine_loc))
-                    else:
-                        step_outputs = bucket.run()
+                    outputs = [value[:batch] for value in step.run()]
                 self._inject_future(patch, context.future, index, copies=1)
                 forecast[..., index * size : (index + 1) * size].copy_(patch)
-            if patches > 1:
-                self._refuse_not_finite(step_outputs, batch)
-        return forecast[..., :horizon_steps]
+        self._refuse_unfit(prefilled, outputs)
 
     @_forecasting
     def samples(self, context: Context, horizon_steps: int, *, num_samples: int, samples_per_batch: int) -> Tensor:
-        """Feed a draw of each patch back; batch, variate, horizon, sample. Seed for seed the draws are toto-ts's."""
+        """Feed a draw of each patch back; batch, variate, horizon, sample."""
         assert num_samples % samples_per_batch == 0, "num_samples must be divisible by sampling_batch_size"
+        with self._one_forecast(context):
+            if self.draws == TOTO_TS:
+                return self._samples_of_toto_ts(context, horizon_steps, num_samples, samples_per_batch)
+            return self._samples(context, horizon_steps, num_samples, samples_per_batch)
+
+    def _samples(self, context: Context, horizon_steps: int, num_samples: int, samples_per_batch: int) -> Tensor:
+        """Draw what is asked for: of the first patch for all samples at once, since they all begin with it."""
+        contexts, variates, _ = context.inputs.shape
+        patches, size = ceil(horizon_steps / self.patch_size), self.patch_size
+        with self._observed(0):
+            prefilled = self._prefill(context, patches)
+            points = horizon_steps if patches == 1 else size
+            first = self._draw_first(prefilled, points, num_samples)  # [contexts, variates, points, samples]
+            if context.future is not None:
+                known = context.future[..., :points].unsqueeze(-1)
+                first[:, -context.future.shape[1] :, : known.shape[2]].copy_(known.expand(-1, -1, -1, num_samples))
+        if patches == 1:
+            self._refuse_unfit(prefilled, prefilled.parameters)
+            return first
+        at_once = self._samples_at_once(contexts, variates, context, patches, samples_per_batch)
+        drawn = first.new_empty(contexts, variates, patches * size, num_samples)
+        drawn[:, :, :size].copy_(first)
+        outputs: Sequence[Tensor] = ()
+        for begin in range(0, num_samples, at_once):
+            part = drawn[..., begin : begin + at_once]
+            samples = part.shape[-1]
+            rows = samples * contexts
+            with self._observed(0):
+                step = self._begin(prefilled, rows, context, patches, sampling=True)
+                patch = step.module.patch[:rows]  # rows are samples times contexts, as toto-ts has them
+                by_sample = patch.unflatten(0, (samples, contexts)).permute(1, 2, 3, 0)  # as `drawn`
+                by_sample.copy_(part[:, :, :size])
+            for index in range(1, patches):
+                with self._observed(index):
+                    step.module.uniforms.uniform_()
+                    outputs = [value[:rows] for value in step.run()]
+                self._inject_future(patch, context.future, index, copies=samples)
+                part[:, :, index * size : (index + 1) * size].copy_(by_sample)
+        self._refuse_unfit(prefilled, outputs)
+        return drawn[:, :, :horizon_steps]
+
+    def _draw_first(self, prefilled: Prefilled, points: int, num_samples: int) -> Tensor:
+        """Draw the first patch's points, as many as are asked for, for every sample of every series."""
+        contexts, variates = prefilled.affine_loc.shape[:2]
+        drawn = prefilled.affine_loc.new_empty(contexts, variates, points, num_samples)
+        bucket = self._draws_of(variates)
+        for one in range(contexts):
+            parameters = tuple(value[one] for value in prefilled.parameters)
+            affine = prefilled.affine_loc[one], prefilled.affine_scale[one]
+            at_once = bucket.module.begin(parameters, *affine, points)
+            for begin in range(0, num_samples, at_once):
+                bucket.module.uniforms.uniform_()
+                part = drawn[one, ..., begin : begin + at_once]
+                values = bucket.run()[: variates * points * at_once].view(variates, points, at_once)
+                part.copy_(values[..., : part.shape[-1]])
+        return drawn
+
+    def _samples_of_toto_ts(
+        self, context: Context, horizon_steps: int, num_samples: int, samples_per_batch: int
+    ) -> Tensor:
+        """Draw with toto-ts's random stream: for every context patch and component, and keep one of the newest."""
         contexts, variates, _ = context.inputs.shape
         rows, rounds = contexts * samples_per_batch, num_samples // samples_per_batch
         patches, size = ceil(horizon_steps / self.patch_size), self.patch_size
         drawn = context.inputs.new_empty(rounds, rows, variates, patches * size)
-        with self._lock:
-            bucket = self._bucket(context, rows, patches)
-            step, patch = bucket.step, bucket.step.patch[:rows]
-            mixture = step.head.mixture
-            for current_round in range(rounds):
-                for index in range(patches):
+        with self._observed(0):
+            prefilled = self._prefill(context, patches, whole=True)
+        first = (*prefilled.parameters, prefilled.affine_loc, prefilled.affine_scale)
+        assert self._head is not None
+        mixture = self._head.mixture
+        outputs: Sequence[Tensor] = prefilled.parameters
+        for current_round in range(rounds):
+            values = draw_patch(*first, patch_size=size, mixture=mixture, copies=samples_per_batch)
+            for index in range(patches):
+                if index:
                     with self._observed(index):
-                        if index == 0 and current_round == 0:
-                            first = self._prefill(step, context, copies=samples_per_batch, whole=True)
-                        elif index == 0:
-                            self._rewind(step)
-                        else:
-                            outputs = bucket.run()
-                    if index == 0:
-                        # toto-ts draws for every context patch here and keeps the last: the random stream must agree.
-                        expanded = [value.repeat(samples_per_batch, *[1] * (value.dim() - 1)) for value in first]
-                        values = draw_patch(*expanded, patch_size=size, mixture=mixture)
-                    else:
-                        values = draw_patch(*(value[:rows] for value in outputs), patch_size=size, mixture=mixture)
-                    patch.copy_(without_extremes(values))
-                    self._inject_future(patch, context.future, index, copies=samples_per_batch)
-                    drawn[current_round, ..., index * size : (index + 1) * size].copy_(patch)
+                        outputs = [value[:rows] for value in step.run()]
+                    values = draw_patch(*outputs, patch_size=size, mixture=mixture)
+                values = without_extremes(values.to(drawn.dtype))
+                self._inject_future(values, context.future, index, copies=samples_per_batch)
+                drawn[current_round, ..., index * size : (index + 1) * size].copy_(values)
+                if patches > 1 and index == 0:
+                    with self._observed(0):
+                        step = self._begin(prefilled, rows, context, patches, sampling=False)
+                if patches > 1:
+                    step.module.patch[:rows].copy_(values)
+        self._refuse_unfit(prefilled, outputs)
         by_sample = drawn.view(num_samples, contexts, variates, -1)
         return by_sample.permute(1, 2, 3, 0)[:, :, :horizon_steps]
 
-    # Buckets
+    # One forecast, piece by piece
 
-    def _bucket(self, context: Context, batch: int, horizon_patches: int) -> _Bucket:
-        """Find buffers and graph for these shapes. The first forecast makes all announced ones, others come alone."""
-        self._notice_changed_weights(context)
-        variates, steps = context.inputs.shape[1:]
+    @contextmanager
+    def _one_forecast(self, context: Context) -> Iterator[None]:
+        """Take the lock; if memory runs out, make no buffers as large as these again."""
+        with self._lock:
+            self._notice_changed_weights(context)
+            self._rows_asked = len(context.inputs)
+            try:
+                yield
+            except torch.OutOfMemoryError:
+                self._buckets.forget_batches_from(self._rows_asked)
+                raise
+
+    def _prefill(self, context: Context, horizon_patches: int, *, whole: bool = False) -> Prefilled:
+        """The one pass over the context, or as many as its series take."""
+        series, variates, steps = context.inputs.shape
         assert steps % self.patch_size == 0, (
             f"series length {steps} must be a multiple of the patch size {self.patch_size}"
         )
-        patches = steps // self.patch_size + horizon_patches
-        if not self._announced_are_made:
-            # what was announced is announced whatever the first forecast asks for
-            capacity = self._capacity(min(patches, self._max_patches) if self._max_patches else patches)
-            for announced in sorted(set(self._batch_sizes)):
-                self._make_bucket((announced, variates, capacity), announced=True)
-            self._announced_are_made = True
-        fitting = [shape for shape in self._buckets if self._fits(shape, batch, variates, patches)]
-        if fitting:
-            shape = min(fitting, key=lambda shape: (shape[0], shape[2]))
-        else:
-            shape = (batch, variates, self._capacity(patches))
-            self._make_bucket(shape, announced=not self._buckets)
-        self._buckets[shape] = self._buckets.pop(shape)  # the most recently used is the last
-        return self._buckets[shape]
+        self._make_announced(context, horizon_patches)
+        if self.pass_class is None:
+            return PlainPass(self.backbone, self._made_head()).run(context, whole=whole)
+        length = steps // self.patch_size
+        bucket = self._pass_bucket(series, variates, length, whole=whole)
+        at_once = bucket.module.fits(length)
+        parts = [context.part(slice(begin, begin + at_once)) for begin in range(0, series, at_once)]
+        prefilled = []
+        for part in parts:
+            bucket.module.put(part)
+            prefilled.append(bucket.module.result(bucket.run(), part, keep=len(parts) > 1))
+        return Prefilled.joined(prefilled)
 
-    def _fits(self, shape: _Shape, batch: int, variates: int, patches: int) -> bool:
-        # padding rows costs less than a compile
-        return batch <= shape[0] <= 2 * batch and shape[1] == variates and shape[2] >= patches
+    def _begin(
+        self, prefilled: Prefilled, rows: int, context: Context, horizon_patches: int, *, sampling: bool
+    ) -> Bucket:
+        """Lay what the pass left into a decode step's buffers, for as many rows as go on from each series."""
+        contexts, variates, steps = context.inputs.shape
+        length, copies = steps // self.patch_size, rows // contexts
+        self._rows_asked = rows
+        bucket = self._bucket(rows, variates, length + horizon_patches)
+        step = bucket.module
+        for layer, keys_values in enumerate(prefilled.keys_values):
+            step.cache.fill(layer, keys_values)
+        step.cache.begin(length)
+        bias = group_bias(prefilled.groups, step.group_bias.dtype).unsqueeze(1)  # [contexts, 1, variates, variates]
+        step.group_bias[:rows].unflatten(0, (copies, contexts)).copy_(bias)
+        step.scaler.begin(prefilled.scaler_state, copies)
+        step.sampling.fill_(sampling)
+        return bucket
+
+    def _refuse_unfit(self, prefilled: Prefilled, outputs: Sequence[Tensor]) -> None:
+        """Ask the device once, at the end. NaN that came up on the way stays: the last step tells.
+
+        toto-ts's mixture raises on NaN in every step. Once anything was compiled in the process, dynamo has switched
+        that check off; this one stays on.
+        """
+        finite = torch.stack([value.isfinite().all() for value in outputs]).all()
+        known = torch.stack((prefilled.fit, finite)).tolist()
+        assert known[0], "Patches cannot span multiple datasets"
+        if self._made_head().mixture and not known[1]:
+            raise ValueError(
+                "the predicted distribution is not finite: the series or its known future values hold NaN or infinity"
+            )
+
+    def _inject_future(self, patch: Tensor, future: Tensor | None, index: int, *, copies: int) -> None:
+        if future is not None:
+            known = future[..., index * self.patch_size : (index + 1) * self.patch_size]
+            patch[:, -future.shape[1] :, : known.shape[-1]].copy_(known.repeat(copies, 1, 1))
+
+    def _observed(self, step: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.observer is None else self.observer(step)
+
+    def _named(self, parameters: Sequence[Tensor]) -> dict[str, Tensor]:
+        values = {name: value.clone() for name, value in zip(("df", "loc", "scale", "probs"), parameters, strict=True)}
+        if not self._made_head().mixture:
+            return {name: values[name].squeeze(-1) for name in ("df", "loc", "scale")}
+        return values
+
+    # Shapes
+
+    def _mixed(self) -> torch.dtype | None:
+        """Give the precision that autocast asks for now, or None."""
+        kind = next(self.backbone.parameters()).device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+    def _make_announced(self, context: Context, horizon_patches: int) -> None:
+        """Make all that was announced at the first forecast that is within it; any other shape comes alone."""
+        _, variates, steps = context.inputs.shape
+        length, mixed = steps // self.patch_size, self._mixed()
+        within = length <= (self._max_context or length) and length + horizon_patches <= (self._max_patches or 0)
+        if not within or (variates, mixed) in self._announced_for:
+            return
+        self._announced_for.add((variates, mixed))
+        if self._max_context and self.compiled and self.pass_class is not None:
+            self._take(self._pass_shape(self._max_context, variates, 1, whole=False), announced=True)
+        if self._max_patches - (self._max_context or self._max_patches - 2) > 1:
+            for batch in self._batch_sizes:
+                self._take(StepShape(batch, variates, self._capacity(self._max_patches), mixed), announced=True)
+
+    def _pass_shape(self, length: int, variates: int, series: int, *, whole: bool) -> PassShape:
+        room = room_for(length) if self.compiled else length * series  # eager, no shape costs anything
+        return PassShape(room, variates, room // SMALLEST_PASS if self.compiled else series, whole, self._mixed())
+
+    def _pass_bucket(self, series: int, variates: int, length: int, *, whole: bool) -> Bucket:
+        """Find the pass that takes least: room for one context at least; several passes if it takes no more."""
+        own = self._pass_shape(length, variates, series, whole=whole)
+        if not self.compiled:
+            return self._take(own, announced=True)
+        known = [
+            shape
+            for shape in self._buckets.passes()
+            if (shape.variates, shape.whole, shape.mixed) == (own.variates, own.whole, own.mixed)
+            and shape.patches >= length
+        ]
+        announced = length <= self._max_context
+        if not known or (not announced and min(shape.patches for shape in known) > 4 * own.patches):
+            return self._take(own, announced=announced or not len(self._buckets))
+
+        def cost(shape: PassShape) -> tuple[int, int]:
+            passes = ceil(series / min(shape.series, shape.patches // length))
+            return passes * (shape.patches + 2 * SMALLEST_PASS), shape.patches
+
+        return self._take(min(known, key=cost), announced=True)
+
+    def _in_batches(self, context: Context, patches: int) -> list[slice]:
+        """Split the series of a mean forecast over the announced batches, where it decodes at all."""
+        series, variates, steps = context.inputs.shape
+        at_once = series if patches == 1 else self._rows_at_once(series, 1, variates, steps, patches)
+        return [slice(begin, begin + at_once) for begin in range(0, series, at_once)]
+
+    def _samples_at_once(self, contexts: int, variates: int, context: Context, patches: int, wanted: int) -> int:
+        steps = context.inputs.shape[-1]
+        return max(1, self._rows_at_once(contexts * wanted, contexts, variates, steps, patches) // contexts)
+
+    def _rows_at_once(self, rows: int, unit: int, variates: int, steps: int, patches: int) -> int:
+        """Tell how many rows to decode together, a multiple of `unit`: all, or what an announced batch holds."""
+        capacity = steps // self.patch_size + patches
+        fitting = self._fitting(variates, capacity)
+        usable = [batch for batch in fitting if batch in self._batch_sizes and batch >= unit]
+        if not usable or rows > max(usable):
+            return rows
+        return min(rows, cheapest_batch(rows, usable) // unit * unit)
+
+    def _fitting(self, variates: int, patches: int) -> list[int]:
+        """Give the batches of all steps that have this shape otherwise."""
+        mixed = self._mixed()
+        return [
+            shape.batch
+            for shape in self._buckets.steps()
+            if shape.variates == variates
+            and shape.capacity >= patches
+            and shape.mixed == mixed
+            and self._buckets.allows(shape.batch)
+        ]
+
+    def _bucket(self, batch: int, variates: int, patches: int) -> Bucket:
+        """Find a decode step for these rows: one that fits, an announced one that holds them, or one of its own."""
+        mixed = self._mixed()
+        fitting = [
+            shape
+            for shape in self._buckets.steps()
+            if shape.mixed == mixed and self._buckets.allows(shape.batch) and self._fits(shape, batch, variates, patches)
+        ]
+        if fitting:
+            return self._take(min(fitting, key=lambda shape: (shape.batch, shape.capacity)), announced=True)
+        own = StepShape(batch, variates, self._capacity(patches), mixed)
+        return self._take(own, announced=not self._buckets.steps())
+
+    def _fits(self, shape: StepShape, batch: int, variates: int, patches: int) -> bool:
+        # padding rows costs less than a compile, and what was announced is there to be used
+        rows_fit = batch <= shape.batch and (shape.batch <= 2 * batch or shape.batch in self._batch_sizes)
+        return rows_fit and shape.variates == variates and shape.capacity >= patches
 
     def _capacity(self, patches: int) -> int:
         """The announced maximum; past it the next power of two, so that a growing series does not compile anew."""
         wanted = self._max_patches if patches <= self._max_patches else 1 << (patches - 1).bit_length()
         return max(16, ceil(wanted / 16) * 16)
 
-    def _make_bucket(self, shape: _Shape, *, announced: bool) -> None:
-        """Make the buffers and compile the step over them, the one moment for both: forecasts only overwrite."""
-        if shape in self._buckets:  # a first forecast that was broken off
-            return
-        while len(self._buckets) >= self._max_buckets:
-            oldest = next(iter(self._buckets))
-            del self._buckets[oldest]
-            _LOG.warning(dropping_bucket(oldest, self._max_buckets))
-        if self.compiled:
-            line = compiling_bucket(shape, len(self._buckets) + 1, self._max_buckets, announced=announced)
-            _LOG.log(logging.INFO if announced else logging.WARNING, line)
+    def _draws_of(self, variates: int) -> Bucket:
+        if variates not in self._draws:
+            weight = self.backbone.unembed.weight
+            head = self._made_head()
+            draws = PatchDraws(variates, self.patch_size, head.components, weight.dtype, weight.device)
+            bucket = Bucket(draws, self._compile(draws, f"draws for variates {variates}"))
+            bucket.run()
+            self._draws[variates] = bucket
+        return self._draws[variates]
+
+    def _take(self, shape: Shape, *, announced: bool) -> Bucket:
+        return self._buckets.take(shape, self._make, compiled=self.compiled, announced=announced)
+
+    def _make(self, shape: Shape) -> Bucket:
+        """Make the buffers and compile over them, the one moment for both: forecasts only overwrite."""
+        if isinstance(shape, StepShape):
+            module: Any = self.step_class(
+                self.backbone,
+                self._made_head(),
+                batch=shape.batch,
+                variates=shape.variates,
+                capacity=shape.capacity,
+                mixed=shape.mixed,
+            )
+        else:
+            assert self.pass_class is not None
+            module = self.pass_class(
+                self.backbone,
+                self._made_head(),
+                room=shape.patches,
+                variates=shape.variates,
+                series=shape.series,
+                whole=shape.whole,
+                mixed=shape.mixed,
+            )
+        return Bucket(module, self._compile(module, str(shape)))
+
+    def _compile(self, module: Any, name: str) -> Run:
+        run = module.forward if self._compile_spec is None else compile_module(module, name, self._compile_spec)
+        return torch.inference_mode()(run) if self._compile_spec is None and isinstance(module, StaticPass) else run
+
+    def _made_head(self) -> FusedHead:
         if self._head is None:
             self._head = FusedHead(self.backbone)
-        batch, variates, capacity = shape
-        step = self.step_class(self.backbone, self._head, batch=batch, variates=variates, capacity=capacity)
-        bucket = _Bucket(step, self._compile(step))
-        with no_full_collections():
-            bucket.run()  # compiles here, on empty buffers, rather than in the middle of a forecast
-        self._buckets[shape] = bucket
-
-    def _compile(self, step: PlainStep) -> RunStep:
-        return step.forward if self._compile_spec is None else compile_step(step, self._compile_spec)
+        return self._head
 
     def _notice_changed_weights(self, context: Context) -> None:
         """Other tensors, another device or dtype: all buffers go. Other values in the same tensors: what was computed
@@ -272,7 +494,8 @@ class StaticModel:
         versions = tuple(0 if p.is_inference() else p._version for p in parameters)
         if seen != self._weights_seen:
             self._buckets.clear()
-            self._announced_are_made = False
+            self._draws.clear()
+            self._announced_for.clear()
             self._head = None
             not_covered = why_not_static(self.backbone)
             if not_covered:
@@ -281,7 +504,7 @@ class StaticModel:
         elif self._head is not None and (versions != self._versions_seen or self._head.is_stale()):
             self._head.refresh()
             for bucket in self._buckets.values():
-                bucket.step.refresh()
+                bucket.module.refresh()
         self._versions_seen = versions
         weight = parameters[0]
         if context.inputs.dtype != weight.dtype or context.inputs.device != weight.device:
@@ -290,76 +513,22 @@ class StaticModel:
                 f"the model {weight.dtype} on {weight.device}"
             )
 
-    # One forecast
 
-    @torch.inference_mode()  # a tenth faster than without gradients: most of the pass is call overhead
-    def _prefill(self, step: PlainStep, context: Context, *, copies: int, whole: bool) -> tuple[Tensor, ...]:
-        """The one pass over the context, filling the buffers; the distribution of the newest patch or of all."""
-        backbone, inputs = self.backbone, context.inputs
-        scaled, loc, scale = backbone.scaler(
-            inputs,
-            weights=torch.ones_like(inputs),
-            padding_mask=context.padding_mask,
-            prefix_length=inputs.shape[-1],
-        )
-        embeddings, ids = backbone.patch_embed(scaled, context.id_mask)
-        heads = backbone.transformer.layers[0].num_heads
-        group_mask = backbone.transformer._get_mask(num_heads=heads, dtype=inputs.dtype, id_mask=ids)
-        hidden = step.prefill(embeddings, group_mask, whole=whole)
-        newest_ids = ids[:, None, :, -1]
-        bias = torch.zeros_like(step.group_bias[: inputs.shape[0]])
-        bias.masked_fill_(newest_ids.unsqueeze(2) != newest_ids.unsqueeze(3), -torch.inf)
-        step.group_bias[: copies * inputs.shape[0]].unflatten(0, (copies, -1)).copy_(bias)
-        step.scaler.begin(inputs, context.padding_mask, loc, scale, copies)
-        self._rewind_to = inputs.shape[-1] // self.patch_size
-        step.cache.begin(self._rewind_to)
-        parameters = step.predict(hidden)
-        self._refuse_not_finite(parameters, inputs.shape[0])
-        last = slice(-self.patch_size, None) if loc.shape[-1] > 1 else slice(None)
-        return *parameters, loc[..., last], scale[..., last]
-
-    def _refuse_not_finite(self, outputs: Sequence[Tensor], rows: int) -> None:
-        """toto-ts's mixture raises on NaN in every step. One that came up on the way stays: the last step tells.
-
-        Once anything was compiled in the process, dynamo has switched toto-ts's own check off; this one stays on.
-        """
-        assert self._head is not None
-        if self._head.mixture and not torch.stack([value[:rows].isfinite().all() for value in outputs]).all():
-            raise ValueError(
-                "the predicted distribution is not finite: the series or its known future values hold NaN or infinity"
-            )
-
-    def _rewind(self, step: PlainStep) -> None:
-        """Back to the end of the context for the next batch of samples: nothing of the context was overwritten."""
-        step.scaler.rewind()
-        step.cache.begin(self._rewind_to)
-
-    def _inject_future(self, patch: Tensor, future: Tensor | None, index: int, *, copies: int) -> None:
-        if future is not None:
-            known = future[..., index * self.patch_size : (index + 1) * self.patch_size]
-            patch[:, -future.shape[1] :, : known.shape[-1]].copy_(known.repeat(copies, 1, 1))
-
-    def _observed(self, step: int) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.observer is None else self.observer(step)
-
-    def _named(self, outputs: tuple[Tensor, ...], batch: int) -> dict[str, Tensor]:
-        names = ("df", "loc", "scale", "probs")
-        values = {name: value[:batch].clone() for name, value in zip(names, outputs, strict=False)}
-        if self._head is not None and not self._head.mixture:
-            return {name: values[name].squeeze(-1) for name in ("df", "loc", "scale")}
-        return values
-
-
-def bind_static(
+def bind_static(  # noqa: PLR0917 - see StaticModel
     backbone: TotoBackbone,
     compile_spec: CompileSpec | None,
     max_patches: int | None = None,
     batch_sizes: tuple[int, ...] = (),
     max_buckets: int | None = None,
+    *,
+    draws: str | None = None,
+    max_context: int | None = None,
 ) -> StaticModel | WholeModel:
     """The static model; where it does not cover the backbone, toto-ts's own cache, eager, with a warning."""
     not_covered = why_not_static(backbone)
     if not not_covered:
-        return StaticModel(backbone, compile_spec, max_patches, batch_sizes, max_buckets)
+        return StaticModel(
+            backbone, compile_spec, max_patches, batch_sizes, max_buckets, draws=draws, max_context=max_context
+        )
     warnings.warn(f"fixed_size does not cover {not_covered}: running toto-ts's own cache, eager", stacklevel=2)
     return WholeModel(backbone, KVCache, None)

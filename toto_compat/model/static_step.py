@@ -15,7 +15,8 @@ What its tricks buy, on torch 2.13.0, CPU:
   (`layer`). These three took the fast step itself from 11 kernels to 8, from 14.9 to 10.9 s.
 - A layer is two regions, compiled once for all layers: about half the compile time (`layer`).
 - The head is one matrix product, not two in a row: `base` reads 8 times less weight for it (`head`).
-- The prefill, which is not compiled, rotates in place and runs in inference mode: 7.5 ms instead of 9.0.
+
+The pass over the context that comes before the first step is in `context_pass`.
 """
 
 from typing import Any
@@ -29,7 +30,8 @@ from toto.model.backbone import TotoBackbone
 from toto_compat.caches.fixed_size import FixedSizeKVCache
 from toto_compat.model.head import FusedHead, Parameters
 from toto_compat.model.layer import CALLED, TAKEN_APART, can_be_taken_apart, joint_projection
-from toto_compat.model.rotation import Rotation, decode_tables, rotate_in_place, rotation_of_chunk
+from toto_compat.model.rotation import decode_tables
+from toto_compat.model.sampling import UNIFORMS, draw_directly, precise, without_extremes
 from toto_compat.model.scaler_state import ScalerState
 
 
@@ -41,10 +43,21 @@ class PlainStep(torch.nn.Module):
 
     patch: Tensor
     group_bias: Tensor
+    uniforms: Tensor
+    sampling: Tensor
 
-    def __init__(self, backbone: TotoBackbone, head: FusedHead, *, batch: int, variates: int, capacity: int) -> None:
+    def __init__(  # noqa: PLR0913 - a shape
+        self,
+        backbone: TotoBackbone,
+        head: FusedHead,
+        *,
+        batch: int,
+        variates: int,
+        capacity: int,
+        mixed: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        self.batch, self.variates, self.capacity = batch, variates, capacity
+        self.batch, self.variates, self.capacity, self.mixed = batch, variates, capacity, mixed
         self.embed = backbone.patch_embed.projection
         self.layers = backbone.transformer.layers
         self.rotary = backbone.transformer.rotary_emb
@@ -65,7 +78,7 @@ class PlainStep(torch.nn.Module):
             heads=heads,
             capacity=self.capacity,
             head_dim=backbone.embed_dim // heads,
-            dtype=dtype,
+            dtype=self.mixed or dtype,  # under autocast keys and values come in half precision: no more need be kept
             device=device,
         )
         self.scaler = ScalerState(backbone.scaler, batch, variates, dtype, device)
@@ -73,6 +86,10 @@ class PlainStep(torch.nn.Module):
         self.register_buffer("patch", patch, persistent=False)  # the newest one: what a step consumes and leaves
         group_bias = torch.zeros(batch, 1, variates, variates, dtype=dtype, device=device)
         self.register_buffer("group_bias", group_bias, persistent=False)  # 0 within a group, minus infinity across
+        uniforms = torch.zeros(UNIFORMS, *patch.shape, dtype=torch.float64, device=device)
+        self.register_buffer("uniforms", uniforms, persistent=False)  # what a draw of the next patch is made of
+        sampling = torch.zeros((), dtype=torch.bool, device=device)
+        self.register_buffer("sampling", sampling, persistent=False)  # whether that draw is fed back, or the mean
 
     def make_cache(self, **shape: Any) -> FixedSizeKVCache:
         return FixedSizeKVCache(**shape)
@@ -108,39 +125,23 @@ class PlainStep(torch.nn.Module):
             hidden = hidden + layer.attention.wO(attended)
             hidden = hidden + layer.mlp(layer.norm2(hidden))
         df, loc, scale, probs = self.predict(hidden.unsqueeze(2))  # each [batch, variates, patch_size, components]
-        mean = (probs * loc).sum(-1) * affine_scale + affine_loc  # [batch, variates, patch_size]
-        self.patch.copy_(without_extremes(mean))
+        self.feed_back(df, loc, scale, probs, affine_loc, affine_scale)
         return df, loc, scale, probs, affine_loc, affine_scale
 
     def predict(self, hidden: Tensor) -> Parameters:
         return self.head.plain(hidden)
 
-    def prefill(self, hidden: Tensor, group_mask: Tensor, *, whole: bool) -> Tensor:
-        """Run the layers over a whole context, [batch, variates, patches, width], filling the cache.
+    def feed_back(self, df: Tensor, loc: Tensor, scale: Tensor, probs: Tensor, *affine: Tensor) -> None:  # noqa: PLR0917
+        """Leave in `patch` what the next step consumes: the mean, or a draw made of `uniforms` where samples are drawn.
 
-        `group_mask` is toto-ts's own, [batch * patches, heads, variates, variates]. Gives the hidden states of all
-        patches, or, unless they are wanted as a `whole`, of the newest.
+        One graph does both, so that it is the same one for means and samples.
         """
-        batch, variates, patches, _ = hidden.shape
-        positions = torch.arange(patches, device=hidden.device, dtype=hidden.dtype)
-        for index, layer in enumerate(self.layers):
-            joint = joint_projection(layer, hidden)  # [batch, variates, patches, 3, heads, head_dim]
-            query, key, value = joint.unbind(3)  # each [batch, variates, patches, heads, head_dim]
-            if index in self.cache_layer:
-                # over time: [batch * variates, heads, patches, head_dim] each
-                query, key, value = (x.flatten(0, 1).transpose(1, 2) for x in (query, key, value))
-                query, key = self.rotary.rotate_queries_and_keys(query, key, seq_pos=positions)
-                self.cache.fill(self.cache_layer[index], torch.stack((key, value)))
-                attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-                attended = attended.transpose(1, 2).unflatten(0, (batch, variates))
-            else:
-                # over variates: [batch * patches, heads, variates, head_dim] each
-                query, key, value = (x.transpose(1, 2).flatten(0, 1).transpose(1, 2) for x in (query, key, value))
-                attended = F.scaled_dot_product_attention(query, key, value, attn_mask=group_mask)
-                attended = attended.transpose(1, 2).unflatten(0, (batch, patches)).transpose(1, 2)
-            hidden = hidden + layer.attention.wO(attended.flatten(-2))  # of [batch, variates, patches, heads, head_dim]
-            hidden = hidden + layer.mlp(layer.norm2(hidden))
-        return hidden if whole else hidden[:, :, -1:]
+        affine_loc, affine_scale = affine
+        mean = (probs * loc).sum(-1)  # [batch, variates, patch_size]
+        df, loc, scale, probs = (value.to(precise(self.patch.dtype)) for value in (df, loc, scale, probs))
+        drawn = draw_directly(df, loc, scale, probs.cumsum(-1), self.uniforms)
+        value = torch.where(self.sampling, drawn.to(self.patch.dtype), mean.to(self.patch.dtype))
+        self.patch.copy_(without_extremes(value * affine_scale + affine_loc))
 
 
 class StaticStep(PlainStep):
@@ -150,11 +151,11 @@ class StaticStep(PlainStep):
     sines: Tensor
     last_row: Tensor
 
-    def __init__(self, backbone: TotoBackbone, head: FusedHead, *, batch: int, variates: int, capacity: int) -> None:
-        super().__init__(backbone, head, batch=batch, variates=variates, capacity=capacity)
-        self.way = TAKEN_APART if all(map(can_be_taken_apart, self.layers)) else CALLED
+    def __init__(self, backbone: TotoBackbone, head: FusedHead, **shape: Any) -> None:
+        super().__init__(backbone, head, **shape)
+        # addmm would take the hidden state itself down to autocast's precision
+        self.way = TAKEN_APART if self.mixed is None and all(map(can_be_taken_apart, self.layers)) else CALLED
         self.project, self.attend = self.way.project, self.way.attend
-        self._rotation_of_context: dict[int, Rotation] = {}
 
     def make_buffers(self, backbone: TotoBackbone) -> None:
         """Make the tables, too: [capacity + 1, 3, head_dim], the last row for layers that attend over variates."""
@@ -169,7 +170,6 @@ class StaticStep(PlainStep):
         cosines, sines = decode_tables(self.rotary, self.capacity, self.patch.dtype, self.patch.device)
         self.cosines.copy_(cosines)
         self.sines.copy_(sines)
-        self._rotation_of_context.clear()
 
     def forward(self) -> tuple[Tensor, ...]:
         """Consume `patch`; predict the next one, leave its mean in `patch` and return the distribution."""
@@ -192,53 +192,8 @@ class StaticStep(PlainStep):
             hidden = self.attend(layer, begun, query, keys_values, mask)  # [rows, width]
         hidden = hidden.view(self.batch, self.variates, 1, -1)
         df, loc, scale, probs = self.predict(hidden)  # each [batch, variates, patch_size, components]
-        mean = (probs * loc).sum(-1) * affine_scale + affine_loc  # [batch, variates, patch_size]
-        self.patch.copy_(without_extremes(mean))
+        self.feed_back(df, loc, scale, probs, affine_loc, affine_scale)
         return df, loc, scale, probs, affine_loc, affine_scale
 
     def predict(self, hidden: Tensor) -> Parameters:
         return self.head(hidden)
-
-    def prefill(self, hidden: Tensor, group_mask: Tensor, *, whole: bool) -> Tensor:
-        """Run the layers over a whole context: eager, rotating in place, the rotation once per length.
-
-        Unless all are wanted, the last layer over time is where the older patches have done their part.
-        """
-        rotation = self._rotation(hidden)
-        last_over_time = max(self.cache_layer, default=-1)
-        for index, layer in enumerate(self.layers):
-            joint = joint_projection(layer, hidden)  # [batch, variates, patches, 3, heads, head_dim]
-            if index in self.cache_layer:
-                joint = joint.permute(3, 0, 1, 4, 2, 5).flatten(1, 2).contiguous()
-                rotate_in_place(joint[:2], rotation)
-                query, key, value = joint.unbind()  # each [batch * variates, heads, patches, head_dim]
-                self.cache.fill(self.cache_layer[index], joint[1:])
-                newest_only = index == last_over_time and not whole
-                if newest_only:
-                    query, hidden = query[:, :, -1:], hidden[:, :, -1:]
-                attended = F.scaled_dot_product_attention(query, key, value, is_causal=not newest_only)
-                attended = attended.unflatten(0, hidden.shape[:2]).transpose(2, 3)
-            else:
-                joint = joint.permute(3, 0, 2, 4, 1, 5).flatten(1, 2).contiguous()
-                query, key, value = joint.unbind()  # each [batch * patches, heads, variates, head_dim]
-                mask = group_mask.unflatten(0, (hidden.shape[0], -1))[:, -hidden.shape[2] :].flatten(0, 1)
-                attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-                attended = attended.unflatten(0, (hidden.shape[0], hidden.shape[2])).permute(0, 3, 1, 2, 4)
-            # attended [batch, variates, patches, heads, head_dim]; the ends of a layer take rows of width
-            begun = self.way.begin(layer, hidden).flatten(0, 2)
-            hidden = self.way.finish(layer, begun, attended.flatten(-2).flatten(0, 2)).view_as(hidden)
-        return hidden if whole else hidden[:, :, -1:]
-
-    def _rotation(self, hidden: Tensor) -> Rotation:
-        """Give the rotation of a context of this length; computed once for each length."""
-        patches = hidden.shape[2]
-        if patches not in self._rotation_of_context:
-            positions = torch.arange(patches, device=hidden.device, dtype=hidden.dtype)
-            self._rotation_of_context[patches] = rotation_of_chunk(self.rotary, positions)
-        return self._rotation_of_context[patches]
-
-
-def without_extremes(values: Tensor) -> Tensor:
-    """Guard what is fed back as toto-ts does: infinite, NaN or absurdly large becomes 0."""
-    extreme = values.isinf() | values.isnan() | (values.abs() >= torch.finfo(values.dtype).max / 2)
-    return torch.where(extreme, torch.zeros_like(values), values)
