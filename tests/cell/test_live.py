@@ -267,8 +267,8 @@ def test_what_fixed_size_says_about_its_buckets_is_an_event_and_not_printed(capf
     logger = logging.getLogger(BUCKET_LOGGER)
     before = (logger.level, logger.propagate, list(logger.handlers))
     with CompilerWatch() as watch:
-        logger.info(compiling_bucket((16, 1, 80), 3, 16, announced=True))
-        logger.warning(compiling_bucket((3, 1, 80), 4, 16, announced=False))
+        logger.info(compiling_bucket("decode step for batch 16, variates 1, capacity 80", 3, 16, announced=True))
+        logger.warning(compiling_bucket("decode step for batch 3, variates 1, capacity 80", 4, 16, announced=False))
     assert [event.reason for event in watch.total.of_kind(EventKind.BUCKET_COMPILE)] == [
         "batch 16, variates 1, capacity 80",
         "batch 3, variates 1, capacity 80, not announced",

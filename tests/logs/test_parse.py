@@ -293,9 +293,12 @@ def test_a_line_that_only_mentions_the_words_is_no_event(line: str) -> None:
 
 
 BUCKETS = [
-    "INFO toto_compat.buckets: " + compiling_bucket((16, 1, 80), 3, 16, announced=True),
-    "WARNING toto_compat.buckets: " + compiling_bucket((3, 2, 80), 4, 16, announced=False),
-    "2026-11-17 09:00:00,120 WARNING toto_compat.buckets " + dropping_bucket((16, 1, 80), 16),
+    "INFO toto_compat.buckets: "
+    + compiling_bucket("decode step for batch 16, variates 1, capacity 80", 3, 16, announced=True),
+    "WARNING toto_compat.buckets: "
+    + compiling_bucket("decode step for batch 3, variates 2, capacity 80", 4, 16, announced=False),
+    "2026-11-17 09:00:00,120 WARNING toto_compat.buckets "
+    + dropping_bucket("decode step for batch 16, variates 1, capacity 80", 16),
 ]
 
 
@@ -425,8 +428,8 @@ def test_a_real_log_reads_the_same_in_blocks_of_any_size(name: str) -> None:
         "Created 3 graph partitions: 2 cudagraphable, 1 non-cudagraphable",
         "_maybe_guard_rel() was called on non-relation expression Eq(s43, 1)",
         "Using torch.compile for Toto (mode=default)",
-        compiling_bucket((16, 1, 80), 3, 16, announced=True),
-        dropping_bucket((16, 1, 80), 16),
+        compiling_bucket("decode step for batch 16, variates 1, capacity 80", 3, 16, announced=True),
+        dropping_bucket("decode step for batch 16, variates 1, capacity 80", 16),
     ],
 )
 def test_a_beginning_is_found_wherever_it_is_wrapped(line: str) -> None:

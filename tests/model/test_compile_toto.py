@@ -25,7 +25,7 @@ class Wrapped:
 def test_one_line_changed_gives_the_same_forecasts_compiled() -> None:
     backbone = Small().build()
     theirs = TotoForecaster(backbone)
-    ours = compile_toto(theirs, mode="default", max_context=48, max_horizon=40, batch_sizes=(2,))
+    ours = compile_toto(theirs, mode="default", draws="toto-ts", max_context=48, max_horizon=40, batch_sizes=(2,))
     series = timeseries(series_of())
     assert ours.eager_because == ""
     means = [ours.forecast(series, 21).mean, ours.forecast(timeseries(series_of(context=6)), 40).mean]
@@ -37,8 +37,13 @@ def test_one_line_changed_gives_the_same_forecasts_compiled() -> None:
         drawn.append(forecaster.forecast(series, 21, num_samples=4, samples_per_batch=1).samples)
     assert agree(*drawn)
     assert agree(means[0], theirs.forecast(series, 21).mean)  # still what it was: no replay wrote into it
-    # 48 + 40 steps are 11 patches of 8, in a bucket of 16; the announced batch, which the samples use as well
-    assert sorted(ours._static._buckets) == [(2, 2, 16)]
+    # 48 steps are 6 patches of 8, in a pass of 8; with 40 more they are 11, in a bucket of 16; the announced batch,
+    # which the samples use as well; and toto-ts's random stream wants every patch of the context predicted
+    assert sorted(map(str, ours._static._buckets)) == [
+        "context pass for 8 patches, variates 2, series 1",
+        "context pass for 8 patches, variates 2, series 1, predicting all",
+        "decode step for batch 2, variates 2, capacity 16",
+    ]
 
 
 def test_a_toto_and_its_backbone_are_taken_alike() -> None:

@@ -358,14 +358,6 @@ def test_threads_take_turns() -> None:
     assert all(agree(ours, upstream(backbone).generate_mean(s, 30)) for ours, s in zip(found, many, strict=True))
 
 
-def test_mixed_precision_runs_eager_and_is_named() -> None:
-    backbone = Small().build(torch.float32)
-    series = timeseries(series_of(dtype=torch.float32))
-    ours = StaticForecaster(backbone, StaticModel(backbone, None))
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(UserWarning, match="does not cover torch.autocast"):
-        assert torch.equal(ours.forecast(series, 16).mean, TotoForecaster(backbone).forecast(series, 16).mean)
-
-
 def test_an_id_mask_of_one_step_holds_for_all() -> None:
     series = timeseries(series_of(batch=2))
     short = series._replace(id_mask=series.id_mask[..., :1])

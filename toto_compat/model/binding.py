@@ -41,7 +41,7 @@ def bind(
 
     `max_patches` (longest context plus horizon) and `batch_sizes` (series times samples per batch) say what is to come:
     a cache with fixed shapes makes them all at its first forecast, so that a later change compiles nothing.
-    `max_buckets` is how many shapes such a cache may hold, `draws` how fixed_size draws samples ('direct' or 'toto-ts'),
+    `max_buckets` is how many shapes such a cache may hold, `draws` how fixed_size draws samples ('direct', 'toto-ts'),
     `max_context` the longest context in patches; a user's own binding is told none of the three.
     """
     if cache.source != "builtin":

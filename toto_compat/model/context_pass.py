@@ -1,8 +1,8 @@
 """The one pass over a context: scale its patches, embed them, attend, predict the patch behind it.
 
 `PlainPass` is the definition: toto-ts's own scaler and embedding, and the layers one after the other, at the context's
-own length. `StaticPass` is the same pass with fixed shapes, for the compiler; tests/model/test_context_pass.py says that
-the two are equal.
+own length. `StaticPass` is the same pass with fixed shapes, for the compiler; tests/model/test_context_pass.py says
+that the two are equal.
 
 A static pass has room for a number of patches. Contexts that are shorter are padded behind their end, where causal
 attention never looks, so 5, 6 and 8 patches share one graph and stay exact; what does depend on the length (xPos's
@@ -12,7 +12,6 @@ series stand behind each other in the same room and do not see each other: a bat
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows it by
@@ -65,12 +64,10 @@ class Prefilled:
         first, layers = parts[0], range(len(parts[0].keys_values))
         parameters = tuple(torch.cat(values) for values in zip(*(part.parameters for part in parts), strict=True))
         return Prefilled(
-            parameters=parameters,  # type: ignore[arg-type]  # as many as there were
+            parameters=parameters,
             affine_loc=torch.cat([part.affine_loc for part in parts]),
             affine_scale=torch.cat([part.affine_scale for part in parts]),
-            scaler_state={
-                name: torch.cat([part.scaler_state[name] for part in parts]) for name in first.scaler_state
-            },
+            scaler_state={name: torch.cat([part.scaler_state[name] for part in parts]) for name in first.scaler_state},
             keys_values=[torch.cat([part.keys_values[layer] for part in parts], dim=1) for layer in layers],
             groups=torch.cat([part.groups for part in parts]),
             fit=torch.stack([part.fit for part in parts]).all(),
@@ -105,7 +102,9 @@ class PlainPass:
             padding_mask=context.padding_mask,
             prefix_length=inputs.shape[-1],
         )
-        hidden, ids = backbone.patch_embed(scaled, context.id_mask)  # [series, variates, patches, width] and [.., patches]
+        hidden, ids = backbone.patch_embed(
+            scaled, context.id_mask
+        )  # [series, variates, patches, width] and [.., patches]
         series, variates, patches, _ = hidden.shape
         transformer = backbone.transformer
         group_mask = transformer._get_mask(
@@ -166,7 +165,7 @@ class StaticPass(torch.nn.Module):
     present: Tensor
     ids: Tensor
 
-    def __init__(  # noqa: PLR0913 - a shape
+    def __init__(
         self,
         backbone: TotoBackbone,
         head: FusedHead,
@@ -221,7 +220,9 @@ class StaticPass(torch.nn.Module):
                 cosines=cosines,
                 sines=sines,
                 row=(place % length).repeat(self.variates),
-                bias=torch.zeros(1, 1, room, room, dtype=self.patches.dtype, device=device).masked_fill(~seen, -torch.inf),
+                bias=torch.zeros(1, 1, room, room, dtype=self.patches.dtype, device=device).masked_fill(
+                    ~seen, -torch.inf
+                ),
                 seen=seen.to(torch.float64),
                 end=((series + 1) * length - 1).clamp_max(room - 1),
                 newest=ends.clamp_max(room - 1),
@@ -327,7 +328,7 @@ class StaticPass(torch.nn.Module):
 
         Keys and values are the exception, unless they are to `keep`: whoever wants them copies them at once.
         """
-        series, variates, _ = context.inputs.shape
+        series = len(context.inputs)
         length, time_layers = self._length, sum(self.over_time)
         *parameters, groups, fit = (value.clone() for value in outputs[:6])
         # [1, variates, patches * size, components] -> [series, variates, time, components]
@@ -351,7 +352,7 @@ class StaticPass(torch.nn.Module):
         if keep:
             keys_values = [value.clone() for value in keys_values]
         return Prefilled(
-            parameters=tuple(parameters),  # type: ignore[arg-type]  # four
+            parameters=tuple(parameters),
             affine_loc=loc,
             affine_scale=scale,
             scaler_state=state,

@@ -1,6 +1,5 @@
 """`compile_toto`, the one line a user changes: toto-ts's own forecaster interface, compiled on a chosen cache."""
 
-import warnings
 from math import ceil
 from typing import Any
 
@@ -31,6 +30,7 @@ def compile_toto(
     max_horizon: int | None = None,
     batch_sizes: tuple[int, ...] = (),
     max_buckets: int | None = None,
+    draws: str | None = None,
 ) -> TotoForecaster:
     """A forecaster that forecasts like toto-ts's, compiled.
 
@@ -38,10 +38,12 @@ def compile_toto(
     toto-ts does. `cache` is the name of a built-in cache or 'path/to/file.py:Class'; with `mode` None it is used
     eager, nothing is compiled. `settings` are set process-wide.
     `max_context` and `max_horizon` (time steps) and `batch_sizes` (series times samples per batch) say what is to come:
-    those shapes are compiled at the first forecast, with its number of variates; others when they are first met, which
-    the logger `toto_compat.buckets` says. At most `max_buckets` shapes (16) are held, the least recently used goes.
-    A model that fixed_size does not cover runs eager, with a warning, and `eager_because` says why; so does a forecast
-    under torch.autocast.
+    those shapes are compiled at the first forecast, with its number of variates and its precision, and nothing within
+    them is compiled again; others when they are first met, which the logger `toto_compat.buckets` says. At most
+    `max_buckets` shapes (16) are held, the least recently used goes.
+    `draws` is 'direct' (the default): samples of the same distribution, as many numbers drawn as are asked for; or
+    'toto-ts': toto-ts's own random stream, so that a seed gives toto-ts's own samples.
+    A model that fixed_size does not cover runs eager, with a warning, and `eager_because` says why.
     """
     if mode is not None and mode not in MODES:
         raise InputError(f"compile mode {mode!r} is unknown", hint=f"accepted: {', '.join(MODES)}")
@@ -52,6 +54,7 @@ def compile_toto(
     max_patches = None
     if max_context is not None or max_horizon is not None:
         max_patches = ceil((max_context or 0) / patch_size) + ceil((max_horizon or 0) / patch_size)
+    both_said = max_context is not None and max_horizon is not None
     bound = bind(
         backbone,
         CacheRequest(name=cache, source="builtin" if cache in CACHES else cache),
@@ -59,6 +62,8 @@ def compile_toto(
         max_patches=max_patches,
         batch_sizes=batch_sizes,
         max_buckets=max_buckets,
+        draws=draws,
+        max_context=ceil((max_context or 0) / patch_size) if both_said else None,
     )
     forecaster = forecaster_of(bound)
     if forecaster is None:
@@ -109,7 +114,7 @@ class StaticForecaster(TotoForecaster):
         future_exogenous_variables: Tensor | None = None,
         num_exogenous_variables: int = 0,
     ) -> Tensor:
-        if not use_kv_cache or self._must_run_eager(inputs):
+        if not use_kv_cache:
             return super().generate_mean(
                 inputs=inputs,
                 prediction_length=prediction_length,
@@ -145,7 +150,7 @@ class StaticForecaster(TotoForecaster):
         future_exogenous_variables: Tensor | None = None,
         num_exogenous_variables: int = 0,
     ) -> Tensor:
-        if not use_kv_cache or self._must_run_eager(inputs):
+        if not use_kv_cache:
             return super().generate_samples(
                 inputs=inputs,
                 prediction_length=prediction_length,
@@ -170,13 +175,6 @@ class StaticForecaster(TotoForecaster):
         return self._static.samples(
             context, prediction_length, num_samples=num_samples, samples_per_batch=sampling_batch_size
         )
-
-    def _must_run_eager(self, inputs: Tensor) -> bool:
-        """The buffers have the weights' precision, which mixed precision would mix with another."""
-        if not torch.is_autocast_enabled(inputs.device.type):
-            return False
-        warnings.warn("fixed_size does not cover torch.autocast: running toto-ts's own cache, eager", stacklevel=3)
-        return True
 
     def _context(
         self,

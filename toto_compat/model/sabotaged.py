@@ -115,7 +115,11 @@ class CodeObjectPerStep(StaticModel):
         if self._compile_spec is None or not isinstance(module, PlainStep):
             return super()._compile(module, name)
         spec, calls = self._compile_spec, iter(range(1_000_000))
-        return lambda: compile_module(module, f"decode_step_{next(calls)}", spec)()
+
+        def fresh() -> Any:
+            return compile_module(module, f"decode_step_{next(calls)}", spec)()
+
+        return fresh
 
 
 class BucketPerLength(StaticModel):
@@ -144,8 +148,9 @@ class CompiledCrumb(StaticModel):
 
 
 class EagerInDisguise(StaticModel):
-    def _compile(self, module: Any, name: str) -> Run:
-        return module.forward  # type: ignore[no-any-return]
+    def _compile(self, module: Any, name: str) -> Run:  # noqa: ARG002 - what everybody overrides
+        run: Run = module.forward
+        return run
 
 
 class EagerPrefill(StaticModel):
@@ -173,10 +178,10 @@ class LeaksMemory(StaticModel):
 
     def __init__(self, backbone: TotoBackbone, compile_spec: CompileSpec | None, *shapes: Any, **named: Any) -> None:
         super().__init__(backbone, compile_spec, *shapes, **named)
-        self._kept: list[Tensor] = []
+        self._leaked: list[Tensor] = []
 
     def _notice_changed_weights(self, context: Context) -> None:
-        self._kept.append(torch.ones(1 << 20, dtype=torch.uint8))  # not zeros: the kernel gives those when written to
+        self._leaked.append(torch.ones(1 << 20, dtype=torch.uint8))  # not zeros: the kernel gives those when written to
         super()._notice_changed_weights(context)
 
 

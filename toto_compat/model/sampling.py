@@ -66,7 +66,7 @@ class PatchDraws(torch.nn.Module):
     row: Tensor
     uniforms: Tensor
 
-    def __init__(  # noqa: PLR0917 - a shape
+    def __init__(
         self, variates: int, patch_size: int, components: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
@@ -104,9 +104,11 @@ class PatchDraws(torch.nn.Module):
 
     def forward(self) -> Tensor:
         """Draw from what stands in the buffers: [size]."""
-        at_row = (table.index_select(0, self.row) for table in (self.df, self.loc, self.scale, self.cumulative))
-        drawn = draw_directly(*at_row, self.uniforms)
-        affine_loc, affine_scale = (table.index_select(0, self.row) for table in (self.affine_loc, self.affine_scale))
+        df, loc, scale, cumulative, affine_loc, affine_scale = (
+            table.index_select(0, self.row)
+            for table in (self.df, self.loc, self.scale, self.cumulative, self.affine_loc, self.affine_scale)
+        )
+        drawn = draw_directly(df, loc, scale, cumulative, self.uniforms)
         return without_extremes((affine_loc + affine_scale * drawn).to(self.dtype))
 
 

@@ -61,7 +61,7 @@ class ScalerState(torch.nn.Module):
             self.register_buffer(name, torch.ones(shape, dtype=dtype, device=device), persistent=False)
 
     def begin(self, state: Mapping[str, Tensor], copies: int) -> None:
-        """Take over from a pass over the context, each value [contexts, variates, 1]; a context serves `copies` rows."""
+        """Take over from a pass over the context, [contexts, variates, 1] each; a context serves `copies` rows."""
         self._context_state = {name: value for name, value in state.items() if self.stabilise or name not in _BOUNDS}
         self._copies = copies
         self.rewind()

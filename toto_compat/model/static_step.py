@@ -46,7 +46,7 @@ class PlainStep(torch.nn.Module):
     uniforms: Tensor
     sampling: Tensor
 
-    def __init__(  # noqa: PLR0913 - a shape
+    def __init__(
         self,
         backbone: TotoBackbone,
         head: FusedHead,
@@ -131,7 +131,7 @@ class PlainStep(torch.nn.Module):
     def predict(self, hidden: Tensor) -> Parameters:
         return self.head.plain(hidden)
 
-    def feed_back(self, df: Tensor, loc: Tensor, scale: Tensor, probs: Tensor, *affine: Tensor) -> None:  # noqa: PLR0917
+    def feed_back(self, df: Tensor, loc: Tensor, scale: Tensor, probs: Tensor, *affine: Tensor) -> None:
         """Leave in `patch` what the next step consumes: the mean, or a draw made of `uniforms` where samples are drawn.
 
         One graph does both, so that it is the same one for means and samples.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from toto.model.backbone import TotoBackbone
 
-from toto_compat.model.compile_step import RunStep
+from toto_compat.model.compile_step import Run
 from toto_compat.model.series import Series
 from toto_compat.model.static_model import StaticModel
 from toto_compat.model.static_step import PlainStep, StaticStep
@@ -30,10 +30,10 @@ class BreaksAndWarmsUpInBind(Honest):
 
     step_class = _BreakingStep
 
-    def _compile(self, step: PlainStep) -> RunStep:
-        if self._compile_spec is None:
-            return step.forward
-        compiled: RunStep = torch.compile(step.forward, dynamic=False, **self._compile_spec.torch_compile_arguments())
+    def _compile(self, module: Any, name: str) -> Run:
+        if self._compile_spec is None or not isinstance(module, PlainStep):
+            return super()._compile(module, name)
+        compiled: Run = torch.compile(module.forward, dynamic=False, **self._compile_spec.torch_compile_arguments())
         return compiled
 
     @classmethod
@@ -48,13 +48,13 @@ class BreaksAndWarmsUpInBind(Honest):
 
 
 class CompiledOnlyWhileObserved(Honest):
-    def _compile(self, step: PlainStep) -> RunStep:
-        run = super()._compile(step)
+    def _compile(self, module: Any, name: str) -> Run:
+        run = super()._compile(module, name)
         calls = iter(range(1_000_000))
 
-        def choose() -> tuple[Tensor, ...]:
+        def choose() -> Any:
             first = next(calls) == 0  # which makes the bucket
-            return run() if first or self.observer is not None else step.forward()
+            return run() if first or self.observer is not None else module.forward()
 
         return choose
 
@@ -62,18 +62,19 @@ class CompiledOnlyWhileObserved(Honest):
 class EagerInAThread(Honest):
     """Compiled code for one addition in the caller's thread, the step itself in another."""
 
-    def _compile(self, step: PlainStep) -> RunStep:
-        if self._compile_spec is None:
-            return step.forward
+    def _compile(self, module: Any, name: str) -> Run:
+        if self._compile_spec is None or not isinstance(module, PlainStep):
+            return super()._compile(module, name)
         add = torch.compile(lambda value: value + 1, fullgraph=True, dynamic=False)
         pool = concurrent.futures.ThreadPoolExecutor(1)
 
         def eager() -> tuple[Tensor, ...]:
             with torch.inference_mode(False), torch.no_grad():
-                return step.forward()
+                outputs: tuple[Tensor, ...] = module.forward()
+                return outputs
 
         def run() -> tuple[Tensor, ...]:
-            add(step.patch)
+            add(module.patch)
             return pool.submit(eager).result()
 
         return run
