@@ -32,6 +32,8 @@ LITERALS = (
     "pile for",
     "ing decode",
     "step for batch",
+    "ing context",
+    "pass for ",
     "convert_frame.py:",
 )
 BYTE_LITERALS = tuple(literal.encode() for literal in LITERALS)
