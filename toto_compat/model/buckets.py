@@ -75,6 +75,7 @@ class Buckets:
     def __init__(self, most: int) -> None:
         self.most = most
         self.largest_batch: int | None = None  # what memory was enough for, once it was not enough for more
+        self.unchecked: list[Shape] = []  # made since somebody last looked
         self._held: dict[Shape, Bucket] = {}
 
     def __iter__(self) -> Iterator[Shape]:
@@ -114,6 +115,7 @@ class Buckets:
         with no_full_collections():
             bucket.run()  # compiles here, on empty buffers, rather than in the middle of a forecast
         self._held[shape] = bucket
+        self.unchecked.append(shape)
 
     def forget_batches_from(self, batch: int) -> None:
         """Memory was not enough for this many rows: free what is held, and make no step as large as that again."""

@@ -1,5 +1,8 @@
 """`compile_toto`, the one line a user changes: toto-ts's own forecaster interface, compiled on a chosen cache."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import ceil
 from typing import Any
 
@@ -15,7 +18,8 @@ from toto_compat.model.binding import bind
 from toto_compat.model.bound import BoundModel, CompileSpec, WholeModel
 from toto_compat.model.context_pass import Context
 from toto_compat.model.coverage import why_not_static
-from toto_compat.model.static_model import StaticModel
+from toto_compat.model.first_check import first_difference
+from toto_compat.model.static_model import NotCoveredError, StaticModel
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -31,6 +35,7 @@ def compile_toto(
     batch_sizes: tuple[int, ...] = (),
     max_buckets: int | None = None,
     draws: str | None = None,
+    check_first: bool = True,
 ) -> TotoForecaster:
     """A forecaster that forecasts like toto-ts's, compiled.
 
@@ -43,7 +48,9 @@ def compile_toto(
     `max_buckets` shapes (16) are held, the least recently used goes.
     `draws` is 'direct' (the default): samples of the same distribution, as many numbers drawn as are asked for; or
     'toto-ts': toto-ts's own random stream, so that a seed gives toto-ts's own samples.
-    A model that fixed_size does not cover runs eager, with a warning, and `eager_because` says why.
+    A model that fixed_size does not cover runs eager, with a warning, and `eager_because` says why. With `check_first`
+    the first forecast of every shape is held against eager, parameter by parameter, and if they differ it runs eager
+    from there on, too; `stepped_aside` counts those forecasts.
     """
     if mode is not None and mode not in MODES:
         raise InputError(f"compile mode {mode!r} is unknown", hint=f"accepted: {', '.join(MODES)}")
@@ -65,7 +72,7 @@ def compile_toto(
         draws=draws,
         max_context=ceil((max_context or 0) / patch_size) if both_said else None,
     )
-    forecaster = forecaster_of(bound)
+    forecaster = forecaster_of(bound, check_first=check_first)
     if forecaster is None:
         raise InputError(
             f"cache {cache}: it binds itself and comes with no forecaster of toto-ts's",
@@ -76,11 +83,11 @@ def compile_toto(
     return forecaster
 
 
-def forecaster_of(bound: BoundModel) -> Any:
+def forecaster_of(bound: BoundModel, *, check_first: bool = False) -> Any:
     """What a user of a bound model calls `forecast()` of: toto-ts's interface, or None where a user's own has none."""
     own = getattr(bound, "forecaster", None)
     if own is None and isinstance(bound, StaticModel):
-        return StaticForecaster(bound.backbone, bound)
+        return StaticForecaster(bound.backbone, bound, check_first=check_first)
     return own
 
 
@@ -94,13 +101,18 @@ def _backbone_of(model: Any) -> TotoBackbone:
 
 
 class StaticForecaster(TotoForecaster):
-    """toto-ts's forecaster with the static step for cached decoding. Without the cache it is toto-ts's own."""
+    """toto-ts's forecaster with static graphs for cached decoding. Without the cache it is toto-ts's own.
 
-    eager_because = ""
+    With `check_first`, the first forecast of every shape is held against eager. If the two differ, or the model has
+    become one that fixed_size does not cover, it steps aside: a warning, and toto-ts's own cache, eager, from there on.
+    """
 
-    def __init__(self, backbone: TotoBackbone, static: StaticModel) -> None:
+    def __init__(self, backbone: TotoBackbone, static: StaticModel, *, check_first: bool = False) -> None:
         super().__init__(backbone)
         self._static = static
+        self._check_first = check_first
+        self.eager_because = ""  # what made it step aside
+        self.stepped_aside = 0  # forecasts that ran eager for that reason
 
     def generate_mean(  # noqa: PLR0917 - toto-ts's signature
         self,
@@ -114,27 +126,31 @@ class StaticForecaster(TotoForecaster):
         future_exogenous_variables: Tensor | None = None,
         num_exogenous_variables: int = 0,
     ) -> Tensor:
-        if not use_kv_cache:
-            return super().generate_mean(
+        if use_kv_cache and not self.eager_because:
+            context = self._context(
                 inputs=inputs,
-                prediction_length=prediction_length,
-                timestamp_seconds=timestamp_seconds,
-                time_interval_seconds=time_interval_seconds,
-                input_padding_mask=input_padding_mask,
+                padding_mask=input_padding_mask,
                 id_mask=id_mask,
-                use_kv_cache=use_kv_cache,
-                future_exogenous_variables=future_exogenous_variables,
+                future=future_exogenous_variables,
                 num_exogenous_variables=num_exogenous_variables,
+                prediction_length=prediction_length,
             )
-        context = self._context(
+            with self._stepping_aside():
+                forecast = self._static.mean(context, prediction_length)
+                if self._agrees(context, forecast):
+                    return forecast
+        self.stepped_aside += bool(use_kv_cache)
+        return super().generate_mean(
             inputs=inputs,
-            padding_mask=input_padding_mask,
-            id_mask=id_mask,
-            future=future_exogenous_variables,
-            num_exogenous_variables=num_exogenous_variables,
             prediction_length=prediction_length,
+            timestamp_seconds=timestamp_seconds,
+            time_interval_seconds=time_interval_seconds,
+            input_padding_mask=input_padding_mask,
+            id_mask=id_mask,
+            use_kv_cache=use_kv_cache,
+            future_exogenous_variables=future_exogenous_variables,
+            num_exogenous_variables=num_exogenous_variables,
         )
-        return self._static.mean(context, prediction_length)
 
     def generate_samples(  # noqa: PLR0917 - toto-ts's signature
         self,
@@ -150,31 +166,64 @@ class StaticForecaster(TotoForecaster):
         future_exogenous_variables: Tensor | None = None,
         num_exogenous_variables: int = 0,
     ) -> Tensor:
-        if not use_kv_cache:
-            return super().generate_samples(
+        if use_kv_cache and not self.eager_because:
+            context = self._context(
                 inputs=inputs,
-                prediction_length=prediction_length,
-                num_samples=num_samples,
-                timestamp_seconds=timestamp_seconds,
-                time_interval_seconds=time_interval_seconds,
-                input_padding_mask=input_padding_mask,
+                padding_mask=input_padding_mask,
                 id_mask=id_mask,
-                sampling_batch_size=sampling_batch_size,
-                use_kv_cache=use_kv_cache,
-                future_exogenous_variables=future_exogenous_variables,
+                future=future_exogenous_variables,
                 num_exogenous_variables=num_exogenous_variables,
+                prediction_length=prediction_length,
             )
-        context = self._context(
+            with self._stepping_aside():
+                drawn = self._static.samples(
+                    context, prediction_length, num_samples=num_samples, samples_per_batch=sampling_batch_size
+                )
+                # rows of one batch, as the model has them: samples times series
+                path = drawn[..., :sampling_batch_size].permute(3, 0, 1, 2).flatten(0, 1)
+                if self._agrees(context, path):
+                    return drawn
+        self.stepped_aside += bool(use_kv_cache)
+        return super().generate_samples(
             inputs=inputs,
-            padding_mask=input_padding_mask,
-            id_mask=id_mask,
-            future=future_exogenous_variables,
-            num_exogenous_variables=num_exogenous_variables,
             prediction_length=prediction_length,
+            num_samples=num_samples,
+            timestamp_seconds=timestamp_seconds,
+            time_interval_seconds=time_interval_seconds,
+            input_padding_mask=input_padding_mask,
+            id_mask=id_mask,
+            sampling_batch_size=sampling_batch_size,
+            use_kv_cache=use_kv_cache,
+            future_exogenous_variables=future_exogenous_variables,
+            num_exogenous_variables=num_exogenous_variables,
         )
-        return self._static.samples(
-            context, prediction_length, num_samples=num_samples, samples_per_batch=sampling_batch_size
-        )
+
+    def _agrees(self, context: Context, path: Tensor) -> bool:
+        """Hold a forecast against eager if it met shapes that nobody has checked; where they differ, step aside."""
+        shapes = self._static.take_unchecked()
+        if not shapes or not self._check_first:
+            return True
+        size = self._static.patch_size
+        missing = -path.shape[-1] % size
+        rows = path if path.shape[-1] > size else path[: len(context.inputs)]  # of one patch there are no decode steps
+        difference = first_difference(self._static, context, torch.nn.functional.pad(rows, (0, missing)))
+        if difference is None:
+            self._static.take_unchecked()
+            return True
+        self._step_aside(f"with {shapes[-1]} it differs from eager: {difference}")
+        return False
+
+    @contextmanager
+    def _stepping_aside(self) -> Iterator[None]:
+        """Go on behind the block if the model is not covered any more."""
+        try:
+            yield
+        except NotCoveredError as error:
+            self._step_aside(str(error))
+
+    def _step_aside(self, reason: str) -> None:
+        self.eager_because = reason
+        warnings.warn(f"fixed_size steps aside, toto-ts's own cache runs, eager, from here on: {reason}", stacklevel=4)
 
     def _context(
         self,

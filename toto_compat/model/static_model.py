@@ -41,6 +41,10 @@ DRAWS = (DIRECT, TOTO_TS)
 _WORTH_A_PASS = 4
 
 
+class NotCoveredError(TypeError):
+    """The model is, or has become, one that the static graphs do not cover."""
+
+
 def _forecasting(method: Callable[..., Any]) -> Callable[..., Any]:
     """Without gradients, and out of the caller's inference mode: buffers made there could not be written outside it."""
 
@@ -111,29 +115,48 @@ class StaticModel:
         context = Context(series.inputs, series.padding_mask, series.id_mask)
         return self.samples(context, horizon_steps, num_samples=num_samples, samples_per_batch=samples_per_batch)
 
-    @_forecasting
     def teacher_forced(self, series: Series, truth: Tensor) -> list[dict[str, Tensor]]:
-        context = Context(series.inputs, series.padding_mask, series.id_mask)
-        patches, size = truth.shape[-1] // self.patch_size, self.patch_size
-        parts: list[list[dict[str, Tensor]]] = []
+        return self.forced(Context(series.inputs, series.padding_mask, series.id_mask), truth)
+
+    @_forecasting
+    def forced(self, context: Context, truth: Tensor) -> list[dict[str, Tensor]]:
+        """Predict each patch of `truth` from the context and the truth before it.
+
+        `truth` has as many rows as the context has series, or a multiple: then each series serves several rows.
+        """
+        patches, copies = truth.shape[-1] // self.patch_size, len(truth) // len(context.inputs)
         with self._one_forecast(context):
-            for part in self._in_batches(context, patches):
-                some, forced = context.part(part), truth[part]
-                with self._observed(0):
-                    prefilled = self._prefill(some, patches)
-                parts.append([self._named(prefilled.parameters)])
-                batch = len(some.inputs)
-                step = self._begin(prefilled, batch, some, patches, sampling=False) if patches > 1 else None
-                for index in range(1, patches):
-                    assert step is not None
-                    step.module.patch[:batch].copy_(forced[..., (index - 1) * size : index * size])
-                    with self._observed(index):
-                        outputs = step.run()
-                    parts[-1].append(self._named([value[:batch] for value in outputs[:4]]))
+            if copies > 1:
+                return self._forced(context, truth, patches)
+            parts = [
+                self._forced(context.part(part), truth[part], patches) for part in self._in_batches(context, patches)
+            ]
         return [
             {name: torch.cat([part[index][name] for part in parts]) for name in parts[0][index]}
             for index in range(patches)
         ]
+
+    def _forced(self, context: Context, truth: Tensor, patches: int) -> list[dict[str, Tensor]]:
+        rows, size = len(truth), self.patch_size
+        with self._observed(0):
+            prefilled = self._prefill(context, patches)
+        first = self._named(prefilled.parameters)
+        copies = rows // len(context.inputs)
+        parameters = [{name: value.repeat(copies, *[1] * (value.dim() - 1)) for name, value in first.items()}]
+        if patches == 1:
+            return parameters
+        step = self._begin(prefilled, rows, context, patches, sampling=False)
+        for index in range(1, patches):
+            step.module.patch[:rows].copy_(truth[..., (index - 1) * size : index * size])
+            with self._observed(index):
+                outputs = step.run()
+            parameters.append(self._named([value[:rows] for value in outputs[:4]]))
+        return parameters
+
+    def take_unchecked(self) -> list[Shape]:
+        """Give the shapes that were made since this was last asked."""
+        shapes, self._buckets.unchecked = self._buckets.unchecked, []
+        return shapes
 
     # The forecasts themselves
 
@@ -349,6 +372,11 @@ class StaticModel:
 
     # Shapes
 
+    @property
+    def precision(self) -> torch.dtype:
+        """Give the precision that matrix products have now: autocast's, or the weights'."""
+        return self._mixed() or self.backbone.unembed.weight.dtype
+
     def _mixed(self) -> torch.dtype | None:
         """Give the precision that autocast asks for now, or None."""
         kind = next(self.backbone.parameters()).device.type
@@ -502,6 +530,9 @@ class StaticModel:
     def _notice_changed_weights(self, context: Context) -> None:
         """Other tensors, another device or dtype: all buffers go. Other values in the same tensors: what was computed
         from them is computed again."""
+        not_covered = why_not_static(self.backbone)
+        if not_covered:
+            raise NotCoveredError(f"fixed_size has no static graphs for {not_covered}")
         parameters = list(self.backbone.parameters())
         seen = tuple((id(p), p.data_ptr()) for p in parameters)
         # a tensor of inference mode has no version; it cannot be written to outside of that mode either
@@ -511,9 +542,6 @@ class StaticModel:
             self._draws.clear()
             self._announced_for.clear()
             self._head = None
-            not_covered = why_not_static(self.backbone)
-            if not_covered:
-                raise TypeError(f"fixed_size has no static step for {not_covered}")
             self._weights_seen = seen
         elif self._head is not None and (versions != self._versions_seen or self._head.is_stale()):
             self._head.refresh()
