@@ -430,6 +430,7 @@ def test_a_real_log_reads_the_same_in_blocks_of_any_size(name: str) -> None:
         "Using torch.compile for Toto (mode=default)",
         compiling_bucket("decode step for batch 16, variates 1, capacity 80", 3, 16, announced=True),
         dropping_bucket("decode step for batch 16, variates 1, capacity 80", 16),
+        compiling_bucket("patch draws for variates 3", 3, 16, announced=True),
         compiling_bucket("context pass for 8 patches, variates 1, series 1", 3, 16, announced=True),
         dropping_bucket("context pass for 8 patches, variates 1, series 1, predicting all, autocast float16", 16),
     ],

@@ -43,9 +43,9 @@ BEGINNING = re.compile(
     r"|_maybe_guard_rel\(\) was called on non-relation expression (?P<expression>\S.*)"
     r"|Using torch\.compile for (?P<compiled>\S.*?) \((?P<setting>[^)]*)\)"
     # ours, not torch's: contract/bucket_messages.py
-    r"|(?P<bucket>compiling|dropping) (?P<compiled_part>decode step|context pass) for (?P<shape>(?:batch \d{1,9}, "
-    r"variates \d{1,9}, capacity \d{1,9}|\d{1,9} patches, variates \d{1,9}, series \d{1,9}(?:, predicting all)?)"
-    r"(?:, autocast \w{1,9})?)"
+    r"|(?P<bucket>compiling|dropping) (?P<compiled_part>decode step|context pass|patch draws) for (?P<shape>(?:batch "
+    r"\d{1,9}, variates \d{1,9}, capacity \d{1,9}|variates \d{1,9}|\d{1,9} patches, variates \d{1,9}, "
+    r"series \d{1,9}(?:, predicting all)?)(?:, autocast \w{1,9})?)"
     r" \([^)]*?of at most (?P<most_buckets>\d{1,9})(?P<unannounced>, not announced)?\)"
 )
 # The rest of a limit warning whose first line is missing (a log cut by rotation).

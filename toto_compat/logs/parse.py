@@ -34,6 +34,8 @@ LITERALS = (
     "step for batch",
     "ing context",
     "pass for ",
+    "ing patch d",
+    "raws for variates",
     "convert_frame.py:",
 )
 BYTE_LITERALS = tuple(literal.encode() for literal in LITERALS)

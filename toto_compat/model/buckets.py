@@ -1,8 +1,8 @@
 """The shapes that fixed_size holds: buffers and compiled code for each, made at one visible moment, dropped by use.
 
-A bucket is a decode step for a number of rows, or a pass over contexts up to a number of patches. A forecast takes a
-bucket that is there before it makes one: padding costs less than a compile. What was announced is made at once, at the
-first forecast that is within it; after that, nothing within the announced maxima is ever compiled again.
+A bucket is a decode step for a number of rows, a pass over contexts up to a number of patches, or draws. A forecast
+takes a bucket that is there before it makes one: padding costs less than a compile. What was announced is made at once,
+at the first forecast that is within it; after that, nothing within the announced maxima is ever compiled again.
 """
 
 import logging
@@ -58,7 +58,17 @@ class PassShape:
         )
 
 
-Shape = StepShape | PassShape
+@dataclass(frozen=True)
+class DrawShape:
+    """Says what draws of a predicted patch are made for: any number of samples and points."""
+
+    variates: int
+
+    def __str__(self) -> str:
+        return f"patch draws for variates {self.variates}"
+
+
+Shape = StepShape | PassShape | DrawShape
 
 
 @dataclass(frozen=True)

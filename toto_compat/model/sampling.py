@@ -102,6 +102,9 @@ class PatchDraws(torch.nn.Module):
             self._points = points
         return samples
 
+    def refresh(self) -> None:
+        """Compute again what was computed from weights: here, nothing."""
+
     def forward(self) -> Tensor:
         """Draw from what stands in the buffers: [size]."""
         df, loc, scale, cumulative, affine_loc, affine_scale = (

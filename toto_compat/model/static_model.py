@@ -21,6 +21,7 @@ from toto_compat.model.buckets import (
     SMALLEST_PASS,
     Bucket,
     Buckets,
+    DrawShape,
     PassShape,
     Shape,
     StepShape,
@@ -95,7 +96,6 @@ class StaticModel:
         self._max_patches, self._max_context = max_patches or 0, max_context or 0
         self._batch_sizes = tuple(sorted(set(batch_sizes)))
         self._buckets = Buckets(most)
-        self._draws: dict[int, Bucket] = {}  # by variates: few, and small
         self._announced_for: set[tuple[int, torch.dtype | None]] = set()  # variates and precision that were made
         self._head: FusedHead | None = None
         self._weights_seen: tuple[Any, ...] = ()
@@ -241,7 +241,7 @@ class StaticModel:
         """Draw the first patch's points, as many as are asked for, for every sample of every series."""
         contexts, variates = prefilled.affine_loc.shape[:2]
         drawn = prefilled.affine_loc.new_empty(contexts, variates, points, num_samples)
-        bucket = self._draws_of(variates)
+        bucket = self._take(DrawShape(variates), announced=True)
         for one in range(contexts):
             parameters = tuple(value[one] for value in prefilled.parameters)
             affine = prefilled.affine_loc[one], prefilled.affine_scale[one]
@@ -349,12 +349,12 @@ class StaticModel:
         that check off; this one stays on.
         """
         finite = torch.stack([value.isfinite().all() for value in outputs]).all()
-        known = torch.stack((prefilled.fit, finite)).tolist()
-        assert known[0], "Patches cannot span multiple datasets"
-        if self._made_head().mixture and not known[1]:
+        if self._made_head().mixture and not (prefilled.fit & finite):
+            assert prefilled.fit, "Patches cannot span multiple datasets"
             raise ValueError(
                 "the predicted distribution is not finite: the series or its known future values hold NaN or infinity"
             )
+        assert self._made_head().mixture or prefilled.fit, "Patches cannot span multiple datasets"
 
     def _inject_future(self, patch: Tensor, future: Tensor | None, index: int, *, copies: int) -> None:
         if future is not None:
@@ -379,8 +379,9 @@ class StaticModel:
 
     def _mixed(self) -> torch.dtype | None:
         """Give the precision that autocast asks for now, or None."""
-        kind = next(self.backbone.parameters()).device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        kind = self.backbone.unembed.weight.device.type
+        has_autocast = torch.amp.autocast_mode.is_autocast_available(kind)  # tensors without a device have none
+        return torch.get_autocast_dtype(kind) if has_autocast and torch.is_autocast_enabled(kind) else None
 
     def _make_announced(self, context: Context, horizon_patches: int) -> None:
         """Make all that was announced at the first forecast that is within it; any other shape comes alone."""
@@ -481,16 +482,6 @@ class StaticModel:
         wanted = self._max_patches if patches <= self._max_patches else 1 << (patches - 1).bit_length()
         return max(16, ceil(wanted / 16) * 16)
 
-    def _draws_of(self, variates: int) -> Bucket:
-        if variates not in self._draws:
-            weight = self.backbone.unembed.weight
-            head = self._made_head()
-            draws = PatchDraws(variates, self.patch_size, head.components, weight.dtype, weight.device)
-            bucket = Bucket(draws, self._compile(draws, f"draws for variates {variates}"))
-            bucket.run()
-            self._draws[variates] = bucket
-        return self._draws[variates]
-
     def _take(self, shape: Shape, *, announced: bool) -> Bucket:
         return self._buckets.take(shape, self._make, compiled=self.compiled, announced=announced)
 
@@ -505,6 +496,9 @@ class StaticModel:
                 capacity=shape.capacity,
                 mixed=shape.mixed,
             )
+        elif isinstance(shape, DrawShape):
+            weight, components = self.backbone.unembed.weight, self._made_head().components
+            module = PatchDraws(shape.variates, self.patch_size, components, weight.dtype, weight.device)
         else:
             assert self.pass_class is not None
             module = self.pass_class(
@@ -539,7 +533,6 @@ class StaticModel:
         versions = tuple(0 if p.is_inference() else p._version for p in parameters)
         if seen != self._weights_seen:
             self._buckets.clear()
-            self._draws.clear()
             self._announced_for.clear()
             self._head = None
             self._weights_seen = seen

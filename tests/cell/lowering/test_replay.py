@@ -42,9 +42,10 @@ def upstream() -> BoundModel:
     return bind(Small().build(), CacheRequest(name="upstream", source="builtin"))
 
 
-def fixed_size() -> BoundModel:
-    spec = CompileSpec(mode="reduce-overhead")
-    return bind(Small().build(), CacheRequest(name="fixed_size", source="builtin"), compile_spec=spec, max_patches=16)
+def fixed_size(draws: str = "toto-ts", mode: str | None = "reduce-overhead") -> BoundModel:
+    spec = CompileSpec(mode=mode) if mode else None
+    request = CacheRequest(name="fixed_size", source="builtin")
+    return bind(Small().build(), request, compile_spec=spec, max_patches=16, draws=draws)
 
 
 def mean(model: BoundModel, series: Series) -> list[Tensor]:
@@ -80,6 +81,15 @@ def test_fixed_size_forecasts_as_eager_through_replayed_graphs(loop: str, rehear
         series = series_of(context=context, horizon=PATCHES)
         assert worst(LOOPS[loop](model, series), LOOPS[loop](eager, series)) < RELATIVE
     assert sum(graph.calls for graph in rehearsal.graphs) >= 3 * (PATCHES - 1)
+    assert rehearsal.poisonings > 0
+
+
+def test_direct_draws_are_the_same_through_replayed_graphs(rehearsal: Rehearsal) -> None:
+    model, eager = fixed_size("direct"), fixed_size("direct", mode=None)
+    model.generate_samples(series_of(horizon=PATCHES), 16, num_samples=4, samples_per_batch=2)  # makes all graphs
+    for context in (5, 3, 5):
+        series = series_of(context=context, horizon=PATCHES)
+        assert worst(samples(model, series), samples(eager, series)) < RELATIVE
     assert rehearsal.poisonings > 0
 
 

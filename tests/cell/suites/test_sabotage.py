@@ -131,9 +131,10 @@ def test_buckets_of_every_length_dodge_the_recompile_log_but_not_the_total() -> 
     figures = recompile_figures("sabotaged:bucket_per_length")
     buckets = figures["bucket_compilations"].value
     assert figures["recompiles_logged"].value == 0
-    assert buckets is not None and buckets > 2
+    assert buckets is not None and buckets > 4
     assert figures["compilations"].value == buckets
-    assert figures["recompiles_total"].value == buckets - 1
+    # one pass over contexts and one set of draws are made besides
+    assert figures["recompiles_total"].value == buckets - 2 - 1
 
 
 @pytest.mark.parametrize("name", names(Gate.COMPILE_ACTIVE))
