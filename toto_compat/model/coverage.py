@@ -103,7 +103,9 @@ def _passed_by(backbone: TotoBackbone) -> Iterator[tuple[str, Any, tuple[type, .
 def _is_own(part: Any, classes: tuple[type, ...]) -> bool:
     if type(part) not in classes or part._forward_hooks or part._forward_pre_hooks:
         return False
-    return vars(part).keys().isdisjoint(_methods(part.__class__))  # what is assigned to an object hides its class's method
+    return (
+        vars(part).keys().isdisjoint(_methods(part.__class__))
+    )  # what is assigned to an object hides its class's method
 
 
 @functools.cache

@@ -96,7 +96,7 @@ class StaticModel:
         self._max_patches, self._max_context = max_patches or 0, max_context or 0
         self._batch_sizes = tuple(sorted(set(batch_sizes)))
         self._buckets = Buckets(most)
-        self._announced_for: set[tuple[int, torch.dtype | None]] = set()  # variates and precision that were made
+        self._announced_are_made = False
         self._head: FusedHead | None = None
         self._weights_seen: tuple[Any, ...] = ()
         self._versions_seen: tuple[int, ...] = ()
@@ -384,13 +384,16 @@ class StaticModel:
         return torch.get_autocast_dtype(kind) if has_autocast and torch.is_autocast_enabled(kind) else None
 
     def _make_announced(self, context: Context, horizon_patches: int) -> None:
-        """Make all that was announced at the first forecast that is within it; any other shape comes alone."""
+        """Make all that was announced at the first forecast that is within it, for its variates and precision.
+
+        Any other shape comes alone when it is first met.
+        """
         _, variates, steps = context.inputs.shape
         length, mixed = steps // self.patch_size, self._mixed()
         within = length <= (self._max_context or length) and length + horizon_patches <= (self._max_patches or 0)
-        if not within or (variates, mixed) in self._announced_for:
+        if not within or self._announced_are_made:
             return
-        self._announced_for.add((variates, mixed))
+        self._announced_are_made = True
         if self._max_context and self.compiled and self.pass_class is not None:
             longest = self._pass_shape(self._max_context, variates, 1, whole=False)
             self._take(longest, announced=True)
@@ -533,7 +536,7 @@ class StaticModel:
         versions = tuple(0 if p.is_inference() else p._version for p in parameters)
         if seen != self._weights_seen:
             self._buckets.clear()
-            self._announced_for.clear()
+            self._announced_are_made = False
             self._head = None
             self._weights_seen = seen
         elif self._head is not None and (versions != self._versions_seen or self._head.is_stale()):
