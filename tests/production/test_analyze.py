@@ -5,17 +5,18 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from toto_compat.contract.events import EventKind
-from toto_compat.contract.torch_messages import printable
+from toto_compat.contract.log_line import printable
 from toto_compat.errors import ExitCode, InputError
-from toto_compat.production.advice import advice_for
-from toto_compat.production.analyze import analyze_command, analyze_logs, as_text, explained
+from toto_compat.logs.source import explained
+from toto_compat.production.analysis_output import as_text
+from toto_compat.production.analyze import analyze_command, analyze_logs
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 PRODUCTION = LOGS / "production.log"
@@ -105,18 +106,16 @@ def test_a_quiet_log_says_what_it_could_not_have_shown(tmp_path: Path) -> None:
     assert "TORCH_LOGS=recompiles,graph_breaks" in result.stdout
 
 
-@pytest.mark.parametrize("name", ["production.log", "releases.log", "torch-2.13.0.log", "torch-2.5.1.log"])
+@pytest.mark.parametrize("name", sorted(path.name for path in LOGS.glob("*.log")))
 def test_text_fits_100_columns(name: str) -> None:
     lines = as_text(analyze_logs([str(LOGS / name)])).splitlines()
     assert max(len(line) for line in lines) <= 100
 
 
-def test_every_group_carries_advice() -> None:
-    text = analyze(PRODUCTION).stdout
-    assert text.count("next: ") == len(analyze_json(PRODUCTION)["groups"])
-    for kind in EventKind:
-        assert advice_for(kind, "").meaning
-        assert advice_for(kind, "anything at all").next_step
+def test_every_group_carries_cause_and_fix() -> None:
+    text, groups = analyze(PRODUCTION).stdout, analyze_json(PRODUCTION)["groups"]
+    assert text.count("  cause: ") == text.count("  fix (") == len(groups)
+    assert all(group["cause"] and group["fix"] and group["holds_for"] for group in groups)
 
 
 def test_a_bucket_that_was_not_announced_is_a_finding_and_an_announced_one_is_not(tmp_path: Path) -> None:
@@ -130,18 +129,6 @@ def test_a_bucket_that_was_not_announced_is_a_finding_and_an_announced_one_is_no
     found = analyze("--fail-on", "warning", unannounced)
     assert found.exit_code == ExitCode.FINDINGS
     assert "batch_sizes" in found.stdout
-
-
-def test_advice_names_only_commands_that_exist() -> None:
-    from toto_compat.cli import COMMANDS
-    from toto_compat.production.advice import _ADVICE
-
-    for _, _, advice in _ADVICE:
-        for quoted in advice.next_step.split("`")[1::2]:
-            program, *words = quoted.split()
-            assert (program, words[:2]) == ("nox", ["-s", "matrix"]) or (
-                program == "toto-compat" and words[0] in COMMANDS
-            )
 
 
 def test_a_gzipped_log_reads_the_same_whatever_its_name(tmp_path: Path) -> None:
@@ -244,3 +231,94 @@ def test_reading_a_log_imports_no_torch() -> None:
         "sys.exit(any(name.split('.')[0] in ('torch', 'toto') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("release", ["2.5.1", "2.9.0", "2.13.0", "2.15.0"])
+def test_a_log_counts_what_the_live_observer_counted_in_the_same_run(release: str) -> None:
+    observed = json.loads((LOGS / f"events-{release}.json").read_text(encoding="utf-8"))
+    assert observed["torch"].startswith(release)
+    counted: Counter[str] = Counter()
+    for group in analyze_json(LOGS / f"events-{release}.log")["groups"]:
+        counted[group["kind"]] += group["events"]
+    assert counted == observed["events"]
+
+
+@pytest.mark.parametrize("release", ["2.5.1", "2.9.0", "2.13.0", "2.15.0"])
+def test_the_incident_is_named_in_the_log_of_every_release(release: str) -> None:
+    found = analyze_json(LOGS / f"events-{release}.log")
+    limit = next(group for group in found["groups"] if group["kind"] == "recompile_limit")
+    assert (limit["function"], limit["limits"]) == ("positional_embedding", [8])
+    assert limit["reason"].endswith("._current_idx[N] == N")
+    assert [hint["release"] for hint in found["torch_releases"]] == [release]
+
+
+def test_times_and_a_timeline_over_all_events() -> None:
+    found = analyze_json(PRODUCTION)
+    assert found["span"] == ["2025-10-30T09:08:09", "2025-11-07T09:47:09"]
+    named = next(group for group in found["groups"] if group["function"] == "positional_embedding")
+    assert (named["first_time"], named["last_time"]) == ("--10-30T09:08:09.060000", "--11-01T01:56:35.074000")
+    assert sum(named["timeline"]) == 2
+    assert named["timeline"][0] == 1
+
+
+def test_the_cells_that_show_the_same_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent.parent.parent)
+    named = next(group for group in analyze_json(PRODUCTION)["groups"] if group["function"] == "positional_embedding")
+    assert any(cell.startswith("torch-2.13.0-cpu/list_index/") for cell in named["cells"])
+    monkeypatch.chdir(tmp_path)
+    assert not any(group["cells"] for group in analyze_json(PRODUCTION)["groups"])
+
+
+def test_a_run_that_does_not_exist_is_refused() -> None:
+    result = analyze("--run", "no-such-run", PRODUCTION)
+    assert isinstance(result.exception, InputError)
+    assert "no-such-run" in str(result.exception)
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "big.log"
+    block = (QUIET * 1000).encode() + PRODUCTION.read_bytes()
+    peaks = []
+    for blocks in (20, 400):
+        with log.open("wb") as stream:
+            for _ in range(blocks):
+                stream.write(block)
+        code = (
+            "import resource, sys; from toto_compat.production.analyze import analyze_logs; "
+            "print(analyze_logs([sys.argv[1]]).events, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
+        command = [sys.executable, "-c", code, str(log)]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        assert int(shown[0]) == 12 * blocks
+        peaks.append(int(shown[1]) / 1024)
+    assert peaks[1] < peaks[0] + 8  # MB, for a log that is 17 MB longer
+    assert peaks[1] < 150
+
+
+def test_following_a_pipe_tells_each_event_and_the_groups_at_its_end() -> None:
+    command = [sys.executable, "-m", "toto_compat.cli", "analyze", "--follow", "-"]
+    with PRODUCTION.open("rb") as log:
+        shown = subprocess.run(command, stdin=log, capture_output=True, text=True, check=True).stdout
+    assert shown.count(" [standard input:") == 12
+    assert "standard input: 12 events in 7 groups" in shown
+
+
+def test_following_ends_at_the_severity_that_was_asked_for_and_on_a_signal(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("skipping cudagraphs due to mutated inputs (1 instances)\n", encoding="utf-8")
+    command = [sys.executable, "-m", "toto_compat.cli", "analyze", "--follow", "--json", str(log)]
+    ended = subprocess.run([*command, "--fail-on", "warning"], capture_output=True, text=True, check=False)
+    assert ended.returncode == ExitCode.FINDINGS
+    assert json.loads(ended.stdout)["kind"] == "cudagraph_skip"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert json.loads(running.stdout.readline())["kind"] == "cudagraph_skip"  # it is past the start
+        running.terminate()
+        assert running.wait(60) == ExitCode.OK
+
+
+@pytest.mark.parametrize("path", [".", "a.log.gz"])
+def test_what_cannot_be_followed_is_refused(path: str) -> None:
+    result = analyze("--follow", path)
+    assert isinstance(result.exception, InputError)
+    assert "cannot be followed" in str(result.exception)

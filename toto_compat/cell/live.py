@@ -24,16 +24,8 @@ from torch._dynamo.utils import counters
 
 from toto_compat.contract.bucket_messages import BUCKET_LOGGER
 from toto_compat.contract.events import Event, EventKind
-from toto_compat.contract.torch_messages import (
-    LIVE,
-    LONGEST_LINE,
-    SEVERITIES,
-    LogLine,
-    normalise_reason,
-    parse_messages,
-    printable,
-    shorten_path,
-)
+from toto_compat.contract.log_line import LONGEST_LINE, LogLine, normalise_reason, printable, shorten_path
+from toto_compat.contract.torch_messages import LIVE, SEVERITIES, parse_messages
 
 # Turned on for us alone. Which of the last two carries cudagraph skips depends on the release; both exist on all.
 _ARTIFACTS = ("recompiles", "graph_breaks", "perf_hints", "cudagraphs")

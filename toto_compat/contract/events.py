@@ -15,6 +15,13 @@ class EventKind(StrEnum):
     COMPILE_SETTING = "compile_setting"  # the application said how it compiles
     BUCKET_COMPILE = "bucket_compile"  # fixed_size compiles its step for a shape: dynamo's log shows no recompile
     BUCKET_DROP = "bucket_drop"  # fixed_size holds too many shapes and forgot one: it compiles again if it comes back
+    # From here on only logs tell: inside a cell the exception itself arrives.
+    CUDAGRAPH_OVERWRITTEN = "cudagraph_overwritten"  # a tensor was read after a later replay wrote over it
+    OUT_OF_MEMORY = "out_of_memory"  # of the GPU, or killed by the kernel
+    BACKEND_ERROR = "backend_error"  # inductor, or another backend, could not compile a graph
+    TRITON_ERROR = "triton_error"  # a kernel did not compile, load or run
+    DYNAMO_ERROR = "dynamo_error"  # dynamo could not capture what it had to
+    NOT_A_NUMBER = "not_a_number"  # NaN where a forecast or its parameters should be
 
 
 class Severity(StrEnum):
@@ -40,4 +47,5 @@ class Event(StrictModel):
     count: int = 1  # 'mutated inputs (8 instances)'
     stack: tuple[str, ...] = ()  # user frames 'file:line in function', where torch gave them
     source: str = ""  # '<log file>:<line>' or 'live'
+    time: str = ""  # as the log has it, see logs/times.py
     logged_from: str = ""  # the torch source line in the logging prefix: 'torch/_dynamo/convert_frame.py:1358'

@@ -6,18 +6,11 @@ Knows the messages and nothing of how a log wraps them: a line comes here with i
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.log_line import LogLine, normalise_reason, shorten_path
 
 LIVE = "live"
-# A log line is data from outside: longer than this is cut before any regular expression sees it.
-LONGEST_LINE = 16_000
-
-_TERMINAL_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-~])")
-# C0, DEL and C1 controls, and the invisible characters that reorder or hide text in a terminal.
-_CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-
 SEVERITIES = {
     EventKind.RECOMPILE: Severity.WARNING,
     EventKind.GRAPH_BREAK: Severity.WARNING,
@@ -28,6 +21,12 @@ SEVERITIES = {
     EventKind.COMPILE_SETTING: Severity.INFO,
     EventKind.BUCKET_COMPILE: Severity.INFO,  # a warning where nobody announced the shape
     EventKind.BUCKET_DROP: Severity.WARNING,
+    EventKind.CUDAGRAPH_OVERWRITTEN: Severity.ERROR,
+    EventKind.OUT_OF_MEMORY: Severity.ERROR,
+    EventKind.BACKEND_ERROR: Severity.ERROR,
+    EventKind.TRITON_ERROR: Severity.ERROR,
+    EventKind.DYNAMO_ERROR: Severity.ERROR,
+    EventKind.NOT_A_NUMBER: Severity.WARNING,  # an error where a forecast could not be drawn from it
 }
 
 
@@ -53,7 +52,7 @@ _LIMIT_REMAINDER = re.compile(r"^\s*(?:function: '|last reason: )")
 
 CONTINUATION = re.compile(
     r"function: '|last reason:|triggered by the following|- \d+/\d+"
-    r"|File \"|(?:Graph Break )?Reason: |torch\._dynamo\.exc\."
+    r"|File \"|Traceback \(|(?:Graph Break )?Reason: |torch\._dynamo\.exc\."
 )
 _FUNCTION = re.compile(r"function: '(?P<name>[^']*)'(?:\s*\((?P<file>.+?):(?P<line>\d{1,9})\))?")
 _LOCATION = re.compile(r"\(?(?P<file>[^\s()]+\.\w+):(?P<line>\d{1,9})\)")
@@ -63,57 +62,22 @@ _NUMBERED_GUARD = re.compile(r"- (?P<guard>\d+/\d+(?:_\d+)?: .*)")
 _PLAIN_GUARD = re.compile(r"^\s*- (?P<guard>(?!User stack trace)\S.*)")
 _BREAK_REASON = re.compile(r"(?:Graph Break )?Reason: (?P<reason>.*)")
 _EXCEPTION = re.compile(r"torch\._dynamo\.exc\.\w+: (?P<reason>.*)")
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>\S+)')
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>\S+)')
+TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _PARTITION_REASON = re.compile(r"\breason=(?P<reason>[^,]*)")
 _INSTANCES = re.compile(r"\((\d{1,9}) instances?\)")
 
 _UNFINISHED = re.compile(r"(?:==|!=|<=|>=|[<>,(\[{+*/&|]|\b(?:and|or|is|not|in))$")
 
 # How many lines that are not its own an unfinished event outlives, and how many may be unfinished at once.
-_PATIENCE = 40
+PATIENCE = 40
 _MOST_OPEN = 64
 _MOST_REASONS = 16
-_MOST_FRAMES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """A message and what its prefix said. Empty string: it did not say."""
-
-    number: int
-    text: str
-    process: str = ""
-    torch_prefix: bool = False
-    logged_from: str = ""
-    compile_id: str = ""
-
-
-def printable(text: str) -> str:
-    """Text without anything that a terminal would obey instead of show."""
-    if text.isascii() and text.isprintable():
-        return text
-    return _CONTROLS.sub("", _TERMINAL_ESCAPES.sub("", text).replace("\t", " "))
-
-
-@lru_cache(1024)
-def shorten_path(path: str) -> str:
-    """A source file from its package on: '/venv/lib/python3.11/site-packages/toto/model/x.py' -> 'toto/model/x.py'."""
-    path = path.strip().replace("\\", "/")
-    for folder in ("site-packages/", "dist-packages/"):
-        if folder in path:
-            return path.rpartition(folder)[2]
-    for package in ("toto_compat", "toto", "torch"):
-        head, slash, tail = path.rpartition(f"/{package}/")
-        if slash and (head or path.startswith("/")):
-            return f"{package}/{tail}"
-        if path.startswith(f"{package}/"):
-            return path
-    return "/".join(part for part in path.split("/") if part not in ("", ".", "..", "..."))[-200:].rpartition("/")[2]
+MOST_FRAMES = 64
 
 
 @dataclass(slots=True)
-class _Block:
+class Block:
     """An event whose further lines may still come."""
 
     kind: EventKind
@@ -132,6 +96,10 @@ class _Block:
     guards_follow: bool = False
     in_traceback: bool = False  # torch's own frames from here on
     scalar_warning: bool = False  # torch's advice on Tensor.item(): the graph break itself may be logged right after it
+    exception_due: bool = False  # the record ends with the exception of the traceback in it
+    chained: bool = False  # another traceback of the same failure follows
+    in_user_code: bool = False  # dynamo's own word for which frames are the user's
+    complete: bool = False  # nothing that comes can belong to it
     severity: Severity | None = None  # the kind's own unless the message says more
     idle: int = 0
 
@@ -173,6 +141,7 @@ class _Block:
             stack=tuple(self.stack),
             source=source if source == LIVE else f"{source}:{self.first.number}",
             logged_from=self.first.logged_from,
+            time=self.first.time,
         )
 
 
@@ -191,7 +160,7 @@ class MessageParser:
         """`unprefixed` takes off what a log puts before a line that goes on from the one before it."""
         self._source = source
         self._unprefixed = unprefixed
-        self._open: list[_Block] = []
+        self._open: list[Block] = []
 
     def take(self, line: LogLine) -> Iterator[Event]:
         """Take one line; give the events that it completes."""
@@ -200,41 +169,50 @@ class MessageParser:
             if not self._continue(line):
                 yield from self._age(line)
                 if "convert_frame.py:" in line.logged_from and _LIMIT_REMAINDER.match(line.text):
-                    self._open.append(_Block(EventKind.RECOMPILE_LIMIT, line))
+                    self._open.append(Block(EventKind.RECOMPILE_LIMIT, line))
                     self._continue(line)
             return
-        block = _begin(line, begins)
+        block = self._begin(line, begins)
         if self._is_within_scalar_advice(block) or (block.kind is EventKind.CUDAGRAPH_PARTITION and block.count == 0):
             return
         if self._open:
             yield from self._close_of_process(block)
         if _is_single_line(block):
-            yield block.event(self._source)
+            yield self._event(block)
             return
         self._open.append(block)
         rest = line.text[begins.end() :]
         if rest and not rest.isspace():
             self._absorb(block, replace(line, text=rest))
         while len(self._open) > _MOST_OPEN:
-            yield self._open.pop(0).event(self._source)
+            yield self._event(self._open.pop(0))
 
     def close(self) -> Iterator[Event]:
         """The end of the log: what is open is as complete as it will get."""
         for block in self._open:
-            yield block.event(self._source)
+            yield self._event(block)
         self._open.clear()
 
     def _beginning(self, line: LogLine) -> tuple[LogLine, re.Match[str] | None]:
         """Find where an event begins in this line, if one does."""
-        return line, BEGINNING.search(line.text)
+        return line, self._search(line)
 
-    def _is_within_scalar_advice(self, new: _Block) -> bool:
+    def _search(self, line: LogLine) -> re.Match[str] | None:
+        return BEGINNING.search(line.text)
+
+    def _begin(self, line: LogLine, begins: re.Match[str]) -> Block:
+        return _begin(line, begins)
+
+    def _event(self, block: Block) -> Event:
+        return block.event(self._source)
+
+    def _is_within_scalar_advice(self, new: Block) -> bool:
         """Torch's advice on Tensor.item() has a line 'Graph break: from user code at:' of its own: no second break."""
         return new.kind is EventKind.GRAPH_BREAK and any(
-            block.scalar_warning and not block.stack and _may_belong(block, new.first) for block in self._open
+            block.scalar_warning and not block.stack and may_belong(block.first, new.first) for block in self._open
         )
 
-    def _close_of_process(self, new: _Block) -> Iterator[Event]:
+    def _close_of_process(self, new: Block) -> Iterator[Event]:
         """A process that begins an event has finished its earlier ones."""
         for block in [block for block in self._open if block.first.process == new.first.process]:
             self._open.remove(block)
@@ -245,12 +223,12 @@ class MessageParser:
                 and block.first.compile_id == new.first.compile_id
             )
             if not told_again:
-                yield block.event(self._source)
+                yield self._event(block)
 
     def _continue(self, line: LogLine) -> bool:
         """Tell whether the line belongs to an event that is open."""
         for block in reversed(self._open):
-            if _may_belong(block, line) and self._absorb(block, line):
+            if may_belong(block.first, line) and self._absorb(block, line):
                 block.idle = 0
                 return True
         return False
@@ -259,7 +237,7 @@ class MessageParser:
         """Close what this line ends: its process went on to something else, or patience ran out."""
         for block in list(self._open):
             block.idle += 1
-            finished = _LIMIT_END.search(line.text) and _may_belong(block, line)
+            finished = _LIMIT_END.search(line.text) and may_belong(block.first, line)
             moved_on = (
                 line.torch_prefix
                 and block.first.torch_prefix
@@ -267,26 +245,26 @@ class MessageParser:
                 and bool(line.logged_from)
                 and line.logged_from != block.first.logged_from
             )
-            if finished or moved_on or block.idle > _PATIENCE:
+            if finished or moved_on or block.idle > PATIENCE:
                 self._open.remove(block)
-                yield block.event(self._source)
+                yield self._event(block)
 
     def _wait(self) -> Iterator[Event]:
         """Let a line of something else pass."""
         for block in list(self._open):
             block.idle += 1
-            if block.idle > _PATIENCE:
+            if block.idle > PATIENCE:
                 self._open.remove(block)
-                yield block.event(self._source)
+                yield self._event(block)
 
-    def _absorb(self, block: _Block, line: LogLine) -> bool:
+    def _absorb(self, block: Block, line: LogLine) -> bool:
         """Take from a line what belongs to the block. False: the line is not part of it."""
         text = line.text
-        frame = _FRAME.search(text)
-        if frame:
+        frame = FRAME.search(text)
+        if frame and self._may_take_frame(block):
             # Of several failed guards the stack of the first is kept, as its reason is.
             of_first_reason = block.kind is not EventKind.RECOMPILE or len(block.reasons) <= 1
-            if of_first_reason and not block.in_traceback and len(block.stack) < _MOST_FRAMES:
+            if of_first_reason and not block.in_traceback and len(block.stack) < MOST_FRAMES:
                 block.stack.append(f"{shorten_path(frame['file'])}:{frame['line']} in {frame['function']}")
             return True
         match block.kind:
@@ -302,9 +280,16 @@ class MessageParser:
                     block.add_reason(named["reason"])
                 return named is not None
             case _:
-                return False
+                return self._absorb_other(block, line)
 
-    def _absorb_limit(self, block: _Block, line: LogLine) -> bool:
+    def _may_take_frame(self, _block: Block) -> bool:
+        return True
+
+    def _absorb_other(self, _block: Block, _line: LogLine) -> bool:
+        """Take what belongs to an event of a kind that is not torch's."""
+        return False
+
+    def _absorb_limit(self, block: Block, line: LogLine) -> bool:
         text = line.text
         function, reason = _FUNCTION.search(text), _LAST_REASON.search(text)
         taken = False
@@ -328,7 +313,7 @@ class MessageParser:
             return True
         return False
 
-    def _absorb_recompile(self, block: _Block, line: LogLine) -> bool:
+    def _absorb_recompile(self, block: Block, line: LogLine) -> bool:
         text = line.text
         if "triggered by the following guard failure" in text:
             block.guards_follow = True
@@ -347,12 +332,14 @@ class MessageParser:
         # The rest of a record with the same prefix: source lines of a user stack.
         return line.torch_prefix and line.logged_from == block.first.logged_from and bool(line.logged_from)
 
-    def _absorb_graph_break(self, block: _Block, line: LogLine) -> bool:
+    def _absorb_graph_break(self, block: Block, line: LogLine) -> bool:
         text = line.text
-        if _TRACEBACK.search(text):
-            block.in_traceback = True
+        if TRACEBACK.search(text):
+            block.in_traceback = block.exception_due = True
             return True
         said = _BREAK_REASON.search(text) or (_EXCEPTION.search(text) if not block.reasons else None)
+        if _EXCEPTION.search(text):
+            block.exception_due = False
         if said:
             if not block.reasons:
                 block.reasons.append(said["reason"].strip())
@@ -366,23 +353,11 @@ class MessageParser:
         return line.torch_prefix and line.logged_from == block.first.logged_from and bool(line.logged_from)
 
 
-@lru_cache(1024)  # a log says the same thing over and over
-def normalise_reason(reason: str) -> str:
-    """A reason with what varies between two hits of the same cause replaced, for grouping."""
-    text = re.sub(r"^\d+/\d+(?:_\d+)?:\s*", "", reason.strip())
-    text = re.sub(r"0x[0-9a-fA-F]+", "ADDRESS", text)
-    text = re.sub(r"(?:[\w.~-]*/)+[\w.-]+\.py(?::\d+)?", "PATH", text)
-    text = re.sub(r"(?<=_at_)\d+|(?<=__compiled_fn_)\d+(?:_\w+)?", "N", text)
-    text = re.sub(r"\b([suz])\d+\b", r"\1N", text)
-    text = re.sub(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\b", "N", text)
-    return re.sub(r"\s+", " ", text).strip()
-
-
-def _begin(line: LogLine, begins: re.Match[str]) -> _Block:  # noqa: PLR0911 - one return per wording
+def _begin(line: LogLine, begins: re.Match[str]) -> Block:  # noqa: PLR0911 - one return per wording
     if begins["limit"]:
-        return _Block(EventKind.RECOMPILE_LIMIT, line, limit=int(begins["limit"]), limit_name=begins["limit_name"])
+        return Block(EventKind.RECOMPILE_LIMIT, line, limit=int(begins["limit"]), limit_name=begins["limit_name"])
     if begins["recompiled"]:
-        return _Block(
+        return Block(
             EventKind.RECOMPILE,
             line,
             function=begins["recompiled"],
@@ -391,31 +366,31 @@ def _begin(line: LogLine, begins: re.Match[str]) -> _Block:  # noqa: PLR0911 - o
         )
     if begins["break_in"]:
         place = shorten_path(begins["break_in"])
-        return _Block(EventKind.GRAPH_BREAK, line, file=place, line=int(begins["break_line"]))
+        return Block(EventKind.GRAPH_BREAK, line, file=place, line=int(begins["break_line"]))
     if begins["scalar"]:
-        return _Block(EventKind.GRAPH_BREAK, line, reasons=[begins["scalar"]], scalar_warning=True)
+        return Block(EventKind.GRAPH_BREAK, line, reasons=[begins["scalar"]], scalar_warning=True)
     if (reason := begins["skip"]) is not None:
         instances = _INSTANCES.search(reason)
-        block = _Block(EventKind.CUDAGRAPH_SKIP, line, count=int(instances.group(1)) if instances else 1)
+        block = Block(EventKind.CUDAGRAPH_SKIP, line, count=int(instances.group(1)) if instances else 1)
         block.reasons = [reason.partition(". Found from")[0].strip()]
         block.guards_follow = "Found from" in reason
         return block
     if (reason := begins["partition"]) is not None:
-        return _Block(EventKind.CUDAGRAPH_PARTITION, line, reasons=[reason.partition(". Found from")[0].strip()])
+        return Block(EventKind.CUDAGRAPH_PARTITION, line, reasons=[reason.partition(". Found from")[0].strip()])
     if begins["partitions"]:
-        return _Block(EventKind.CUDAGRAPH_PARTITION, line, count=int(begins["kept_out"]), guards_follow=True)
+        return Block(EventKind.CUDAGRAPH_PARTITION, line, count=int(begins["kept_out"]), guards_follow=True)
     if (reason := begins["expression"]) is not None:
-        return _Block(EventKind.DYNAMIC_SHAPE, line, reasons=[reason.strip()])
+        return Block(EventKind.DYNAMIC_SHAPE, line, reasons=[reason.strip()])
     if begins["compiled"]:
-        return _Block(EventKind.COMPILE_SETTING, line, function=begins["compiled"], reasons=[begins["setting"]])
+        return Block(EventKind.COMPILE_SETTING, line, function=begins["compiled"], reasons=[begins["setting"]])
     if begins["bucket"]:
         return _begin_bucket(line, begins)
-    return _Block(EventKind.GRAPH_BREAK, line)
+    return Block(EventKind.GRAPH_BREAK, line)
 
 
-def _begin_bucket(line: LogLine, begins: re.Match[str]) -> _Block:
+def _begin_bucket(line: LogLine, begins: re.Match[str]) -> Block:
     compiling, unannounced = begins["bucket"] == "compiling", begins["unannounced"] is not None
-    return _Block(
+    return Block(
         EventKind.BUCKET_COMPILE if compiling else EventKind.BUCKET_DROP,
         line,
         function=begins["compiled_part"].replace(" ", "_"),
@@ -426,7 +401,7 @@ def _begin_bucket(line: LogLine, begins: re.Match[str]) -> _Block:
     )
 
 
-def _is_single_line(block: _Block) -> bool:
+def _is_single_line(block: Block) -> bool:
     match block.kind:
         case EventKind.DYNAMIC_SHAPE | EventKind.COMPILE_SETTING | EventKind.BUCKET_COMPILE | EventKind.BUCKET_DROP:
             return True
@@ -436,9 +411,8 @@ def _is_single_line(block: _Block) -> bool:
             return False
 
 
-def _may_belong(block: _Block, line: LogLine) -> bool:
+def may_belong(first: LogLine, line: LogLine) -> bool:
     """Tell whether nothing in the two prefixes says that they are of different records."""
-    first = block.first
     return (
         _may_be_same(first.process, line.process)
         and _may_be_same(first.compile_id, line.compile_id)

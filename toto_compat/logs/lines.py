@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from toto_compat.contract.torch_messages import LONGEST_LINE, LogLine, printable, shorten_path
+from toto_compat.contract.log_line import LONGEST_LINE, LogLine, printable, shorten_path
+from toto_compat.logs.times import time_in, time_of_epoch
 
 LONGEST_JSON = 1_000_000
 
@@ -35,8 +36,11 @@ _OTHER_PREFIX = re.compile(
     r"|E(?=   )"
     r")"
 )
+# the names that Python, its pools and loggers give to threads
+_THREAD = re.compile(r"\b(MainThread|Thread-\d+|ThreadPoolExecutor-\d+_\d+|AnyIO worker thread|Dummy-\d+)\b")
 _JSON_MESSAGE_KEYS = ("message", "msg", "log", "text", "event", "MESSAGE", "textPayload", "body")
 _JSON_PROCESS_KEYS = ("pid", "process", "process_id", "_PID")
+_JSON_TIME_KEYS = ("time", "timestamp", "@timestamp", "ts", "asctime", "datetime", "__REALTIME_TIMESTAMP")
 
 
 def without_prefix(text: str) -> str:
@@ -63,7 +67,9 @@ def process_in_prefix(prefix: str) -> str:
     rank = _RANK.search(prefix)
     numbers = _OTHER_PID.search(prefix)
     pid = next((group for group in numbers.groups() if group), "") if numbers else ""
-    return ":".join(part for part in (named, f"rank{rank.group(1)}" if rank else "", pid) if part)
+    thread = _THREAD.search(prefix)
+    parts = (named, f"rank{rank.group(1)}" if rank else "", pid, thread.group(1) if thread else "")
+    return ":".join(part for part in parts if part)
 
 
 def place_in_prefix(prefix: str) -> str:
@@ -77,12 +83,12 @@ def read_line(raw: str, number: int) -> Iterator[LogLine]:
     if "{" not in raw and "\\n" not in raw and "\r" not in raw:
         yield _read_message(printable(raw.rstrip("\n")[:LONGEST_LINE]), number, "")
         return
-    process = ""
+    process = time = ""
     texts = [raw]
     if "{" in raw and '":' in raw and len(raw) <= LONGEST_JSON:
-        decoded = _json_messages(raw[raw.index("{") :])
+        decoded = _json_record(raw[raw.index("{") :])
         if decoded is not None:
-            texts, process = decoded
+            texts, process, time = decoded
     if len(texts) == 1 and "\\n" in texts[0]:
         texts = texts[0].replace("\\n", "\n").replace('\\"', '"').split("\n")
     spoken_for: LogLine | None = None
@@ -94,7 +100,7 @@ def read_line(raw: str, number: int) -> Iterator[LogLine]:
             elif spoken_for:
                 # One physical line is one record: its first prefix holds for all of it.
                 line = replace(spoken_for, text=line.text)
-            yield line
+            yield replace(line, time=time) if time else line
 
 
 def _read_message(text: str, number: int, process: str) -> LogLine:
@@ -115,7 +121,8 @@ def _read_message(text: str, number: int, process: str) -> LogLine:
     )
 
 
-def _json_messages(text: str) -> tuple[list[str], str] | None:
+def _json_record(text: str) -> tuple[list[str], str, str] | None:
+    """The lines, process and time of a record, None if the text is none."""
     try:
         value, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
@@ -125,13 +132,14 @@ def _json_messages(text: str) -> tuple[list[str], str] | None:
     message = _json_message(value)
     if message is None:
         return None
-    process = next((str(value[key]) for key in _JSON_PROCESS_KEYS if isinstance(value.get(key), int | str)), "")
+    process = next((named for key in _JSON_PROCESS_KEYS if (named := _json_process(value, key))), "")
+    time = next((said for key in _JSON_TIME_KEYS if (said := _json_time(value, key))), "")
     # A container engine wraps every line of the application in JSON, and that line may be JSON again.
     if message.lstrip().startswith("{"):
-        inner = _json_messages(message.lstrip())
+        inner = _json_record(message.lstrip())
         if inner is not None:
-            return inner[0], ":".join(part for part in (process, inner[1]) if part)
-    return message.splitlines() or [""], process
+            return inner[0], joined(process, inner[1]), time or inner[2]
+    return message.splitlines() or [""], process, time
 
 
 def _json_message(value: Mapping[str, Any]) -> str | None:
@@ -141,5 +149,30 @@ def _json_message(value: Mapping[str, Any]) -> str | None:
             return inner
         if isinstance(inner, dict):
             return _json_message(inner)
+        # journald writes what is not plain text as the numbers of its bytes
+        if isinstance(inner, list) and inner and all(isinstance(byte, int) and 0 <= byte < 256 for byte in inner):
+            return bytes(inner).decode("utf-8", "replace")
     strings = [inner for inner in value.values() if isinstance(inner, str)]
     return max(strings, key=len) if strings else None
+
+
+def _of_record(value: Mapping[str, Any], key: str) -> Any:
+    """A field of the record, or of what loguru puts into one of its own."""
+    record = value.get("record")
+    return value.get(key, record.get(key) if isinstance(record, dict) else None)
+
+
+def _json_process(value: Mapping[str, Any], key: str) -> str:
+    named = _of_record(value, key)
+    if isinstance(named, dict):
+        named = named.get("id")
+    return printable(str(named))[:40] if isinstance(named, int | str) else ""
+
+
+def _json_time(value: Mapping[str, Any], key: str) -> str:
+    said = _of_record(value, key)
+    if isinstance(said, dict):
+        said = said.get("repr")
+    if isinstance(said, str):
+        return time_in(said[:64]) or (time_of_epoch(float(said)) if said[:20].isdecimal() and len(said) <= 20 else "")
+    return time_of_epoch(said) if isinstance(said, int | float) else ""

@@ -5,12 +5,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from re import Match
-from typing import BinaryIO
+from typing import Protocol
 
 from toto_compat.contract.events import Event
-from toto_compat.contract.torch_messages import BEGINNING, CONTINUATION, LogLine, MessageParser
+from toto_compat.contract.failure_messages import FailureParser
+from toto_compat.contract.log_line import LogLine
+from toto_compat.contract.torch_messages import CONTINUATION
 from toto_compat.logs.lines import LONGEST_JSON, place_in_prefix, process_in_prefix, read_line, without_prefix
 from toto_compat.logs.scan import Scanner, scanner
+from toto_compat.logs.times import time_in
 
 # A line without any of these cannot begin an event. Wherever a beginning is wrapped, one of its literals stays whole.
 LITERALS = (
@@ -37,6 +40,24 @@ LITERALS = (
     "ing patch d",
     "raws for variates",
     "convert_frame.py:",
+    # failures
+    "Traceback (most recent",
+    "output of CUDAGraphs",
+    "has been overwritten",
+    "ut of memory",
+    "OutOfMemoryError",
+    "_dynamo.exc.",
+    "_inductor.exc.",
+    "triton.compiler.",
+    "triton.runtime.",
+    "Triton Error [",
+    "Triton compilation",
+    "invalid value",
+    "returned nan values",
+    "contains either `inf`",
+    "All-NaN",
+    " NaN",
+    "NaN in ",
 )
 BYTE_LITERALS = tuple(literal.encode() for literal in LITERALS)
 # What a line must hold to be more to an unfinished event than a line that passes; colours may cut any word.
@@ -44,6 +65,7 @@ _MAY_GO_ON = re.compile(
     rb"function: '|last reason:|triggered by|- |File \"|Reason: |Traceback|torch\._dynamo\.exc\.|reason="
     rb"|To log |To diag|[VDIWEC]\d{4} \d\d:\d\d:\d\d|\\n|\"|\x1b|\r"
 )
+_LONGEST_PREFIX = 200  # behind it a time is part of the message
 _BLOCK = 1 << 18  # what is scanned and then counted is still in the processor's cache
 
 
@@ -60,7 +82,14 @@ def parse_lines(lines: Iterable[str], source: str) -> Iterator[Event]:
     yield from parser.close()
 
 
-def parse_stream(stream: BinaryIO, source: str) -> Iterator[Event]:
+class Readable(Protocol):
+    """Gives bytes: a file, unpacked or not, or a pipe."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill the buffer as far as there is something; 0 at the end."""
+
+
+def parse_stream(stream: Readable, source: str) -> Iterator[Event]:
     """The same for bytes, many times as quick."""
     parser = BlockParser(source)
     yield from parser.read(stream)
@@ -79,11 +108,11 @@ class BlockParser:
         self._held = 0  # bytes at its beginning, of a line whose end has not come yet
         self._block = block
 
-    def read(self, stream: BinaryIO) -> Iterator[Event]:
+    def read(self, stream: Readable) -> Iterator[Event]:
         """Take all that the stream has now; the rest of an unfinished line may come with a later one."""
         buffer, view = self._buffer, memoryview(self._buffer)
-        while got := stream.readinto(view[self._held : self._held + self._block]):  # type: ignore[attr-defined]
-            length = self._held + got
+        while got := stream.readinto(view[self._held : self._held + self._block]):
+            length = self._without_zeros(self._held + got)
             end = buffer.rfind(b"\n", self._held, length)
             if end < 0:
                 self._held = length
@@ -93,6 +122,18 @@ class BlockParser:
             yield from self._take_lines(end)
             self._held = max(0, length - end - 1)
             buffer[: self._held] = buffer[end + 1 : length]
+
+    def settle(self) -> Iterator[Event]:
+        """Tell what is unfinished as it is: nothing more has come for a while."""
+        yield from self._lines.close()
+
+    def _without_zeros(self, length: int) -> int:
+        """Take zero bytes out of what was read: the holes of a cut log, and every other byte of UTF-16."""
+        if self._buffer.find(0, self._held, length) < 0:
+            return length
+        cleaned = self._buffer[self._held : length].replace(b"\x00", b"")
+        self._buffer[self._held : self._held + len(cleaned)] = cleaned
+        return self._held + len(cleaned)
 
     def close(self) -> Iterator[Event]:
         """The end of the log."""
@@ -131,25 +172,28 @@ class BlockParser:
         self._number = number
 
 
-class LogParser(MessageParser):
+class LogParser(FailureParser):
     """Reads the prefixes of a log, and mends events that its lines were wrapped in."""
 
     def __init__(self, source: str) -> None:
         super().__init__(source, without_prefix)
         self._expects_rest = False  # the last line looked like the first half of a wrapped beginning
         self._used = False  # the last line began an event or went into one
+        self._raw = ""
         self.previous = ""
         self.previous_bytes: bytes | None = None  # decoded only if it is needed
 
     @property
     def idle(self) -> bool:
         """Nothing is unfinished: a line that begins nothing can be skipped unseen."""
-        return not self._open and not self._expects_rest
+        return not self._open and not self._tracebacks and not self._expects_rest
 
     @property
     def only_waits(self) -> bool:
         """Tell whether only a line that says so itself can belong to what is unfinished."""
-        return not self._expects_rest and not any(block.awaits_reason or block.awaits_location for block in self._open)
+        if self._expects_rest or self._tracebacks:
+            return False
+        return not any(block.awaits_reason or block.awaits_location for block in self._open)
 
     def skip(self, raw: bytes) -> None:
         """Note the last of the lines that were skipped."""
@@ -166,6 +210,7 @@ class LogParser(MessageParser):
             self.previous, self.previous_bytes = self.previous_bytes.decode("utf-8", "replace"), None
         self._expects_rest = False
         self._used = False
+        self._raw = raw = raw.replace("\x00", "")
         for line in read_line(raw, number):
             yield from self.take(line)
         # A line that said something is complete: only one that did not can be the first half of a wrapped beginning.
@@ -173,15 +218,16 @@ class LogParser(MessageParser):
 
     def _beginning(self, line: LogLine) -> tuple[LogLine, Match[str] | None]:
         """Find where an event begins in this line, or in this and the previous one where a beginning was wrapped."""
-        begins = BEGINNING.search(line.text)
+        begins = self._search(line)
         if begins:
             self._used = True
-            if not line.torch_prefix and (prefix := line.text[: begins.start()]):
-                line = replace(
-                    line,
-                    process=line.process or process_in_prefix(prefix),
-                    logged_from=line.logged_from or place_in_prefix(prefix),
-                )
+            prefix = "" if line.torch_prefix else line.text[: begins.start()]
+            line = replace(
+                line,
+                process=line.process or (process_in_prefix(prefix) if prefix else ""),
+                logged_from=line.logged_from or (place_in_prefix(prefix) if prefix else ""),
+                time=line.time or time_in(self._raw[:_LONGEST_PREFIX]),
+            )
             return line, begins
         wrapped = self._wrapped_beginning(line)
         if wrapped is not None:
@@ -197,23 +243,21 @@ class LogParser(MessageParser):
         head = earlier.text.rstrip()
         # A terminal cuts anywhere, a formatter at a space: that the words fit without one is tried first.
         for glue in (" ", "") if head.endswith(",") else ("", " "):
-            joined = f"{head}{glue}{without_prefix(line.text).lstrip()}"
-            begins = BEGINNING.search(joined)
+            whole = LogLine(
+                line.number - 1,
+                f"{head}{glue}{without_prefix(line.text).lstrip()}",
+                earlier.process or line.process,
+                earlier.torch_prefix,
+                earlier.logged_from or line.logged_from,
+                earlier.compile_id or line.compile_id,
+                earlier.time or line.time or time_in(self.previous[:_LONGEST_PREFIX]),
+            )
+            begins = self._search(whole)
             if begins and begins.start() < len(head) < begins.end():
-                whole = LogLine(
-                    line.number - 1,
-                    joined,
-                    earlier.process or line.process,
-                    earlier.torch_prefix,
-                    earlier.logged_from or line.logged_from,
-                    earlier.compile_id or line.compile_id,
-                )
                 return whole, begins
         return None
 
     def _continue(self, line: LogLine) -> bool:
-        if not self._open:
-            return False
         if not line.torch_prefix and not line.process and (goes_on := CONTINUATION.search(line.text)):
             line = replace(line, process=process_in_prefix(line.text[: goes_on.start()]))
         belongs = super()._continue(line)

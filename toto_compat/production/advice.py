@@ -1,216 +1,92 @@
-"""What a kind of compiler event means for a Toto forecast, and the next thing to do about it."""
+"""What a kind of compiler event means for a Toto forecast, and what to do about it: read from advice.toml."""
 
 import re
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from pydantic import Field
 
 from toto_compat.contract.events import EventKind
-
-_TRY_FIXED_SIZE = (
-    "`nox -s matrix -- '*/fixed_size/*'` measures a cache without this; the table says where it can be used."
-)
-_LOG_REASONS = "run once with TORCH_LOGS=recompiles,graph_breaks and analyze that log: it names the failing guards."
+from toto_compat.contract.strict_model import StrictModel
+from toto_compat.contract.torch_messages import SEVERITIES
 
 
-@dataclass(frozen=True)
-class Advice:
-    meaning: str
-    next_step: str
+class Advice(StrictModel):
+    """Says why events of a kind with such a reason happen, and what to do."""
+
+    match: str = ""  # searched for in the normalised reason
+    since: str = ""  # the first torch release it holds for, '' for all before `until`
+    until: str = ""  # the last one
+    cause: str = Field(min_length=1)
+    fix: str = Field(min_length=1)
+
+    @property
+    def releases(self) -> str:
+        """The releases that it holds for, in words."""
+        if self.since and self.until:
+            return f"torch {self.since} to {self.until}"
+        if self.since:
+            return f"torch {self.since} and later"
+        return f"torch up to {self.until}" if self.until else "every release"
+
+    def holds_for(self, release: str) -> bool:
+        """Tell whether it may hold for a release, '' being one that is not known."""
+        if not release:
+            return True
+        version = _minor(release)
+        return (not self.since or _minor(self.since) <= version) and (not self.until or version <= _minor(self.until))
 
 
-# First match wins; the empty pattern at the end of a kind matches what is left.
-_ADVICE: tuple[tuple[EventKind, str, Advice], ...] = (
-    (
-        EventKind.RECOMPILE_LIMIT,
-        r"_current_idx\[",
-        Advice(
-            "The KV cache keeps its position as Python ints, which dynamo takes for constants: each new value "
-            "in each layer "
-            "compiled the function again until the limit was reached. From then on it runs eager in this process.",
-            _TRY_FIXED_SIZE + " A higher limit only buys more compilations.",
-        ),
-    ),
-    (
-        EventKind.RECOMPILE_LIMIT,
-        r"size mismatch|stride mismatch|rank mismatch",
-        Advice(
-            "Input shapes kept changing until dynamo gave up on the function; from then on it runs eager in "
-            "this process.",
-            _TRY_FIXED_SIZE,
-        ),
-    ),
-    (
-        EventKind.RECOMPILE_LIMIT,
-        r"^$",
-        Advice(
-            "Dynamo compiled a function too often and gave up on it: it runs eager from here on, and later recompile "
-            "counts of 0 say nothing. The log does not say which guard failed.",
-            _LOG_REASONS,
-        ),
-    ),
-    (
-        EventKind.RECOMPILE_LIMIT,
-        "",
-        Advice(
-            "Dynamo compiled this function too often and gave up on it: it runs eager from here on, and later "
-            "recompile "
-            "counts of 0 say nothing.",
-            "make the guarded value constant or a tensor; " + _TRY_FIXED_SIZE,
-        ),
-    ),
-    (
-        EventKind.RECOMPILE,
-        r"size mismatch|stride mismatch|rank mismatch|\.size\(\)|\.stride\(\)",
-        Advice(
-            "An input came with another shape or stride than the one compiled for. Harmless while lengths are "
-            "first seen; "
-            "a recompile in every forecast costs seconds each.",
-            _TRY_FIXED_SIZE,
-        ),
-    ),
-    (
-        EventKind.RECOMPILE,
-        r"_current_idx\[|layer_idx|_idx == N",
-        Advice(
-            "A Python int that changes from layer to layer or from step to step is a constant to dynamo, so "
-            "that every "
-            "new value compiles again.",
-            _TRY_FIXED_SIZE,
-        ),
-    ),
-    (
-        EventKind.RECOMPILE,
-        "",
-        Advice(
-            "A guard failed and the function was compiled again. In warm-up that is expected; after it, each "
-            "one stalls "
-            "a forecast.",
-            "make the guarded value constant, or keep it in a tensor; `nox -s matrix` counts the recompiles "
-            "after warm-up.",
-        ),
-    ),
-    (
-        EventKind.GRAPH_BREAK,
-        r"Tensor\.item|_local_scalar_dense|scalar_outputs",
-        Advice(
-            "The code reads a tensor's value back into Python, so the graph is cut there, and on a GPU the host "
-            "waits for it.",
-            _TRY_FIXED_SIZE + " capture_scalar_outputs removes the cut but keeps CUDA graphs off.",
-        ),
-    ),
-    (
-        EventKind.GRAPH_BREAK,
-        r"graph_break",
-        Advice(
-            "The code asks for this graph break itself (torch._dynamo.graph_break()), as caches do that change "
-            "Python state.",
-            _TRY_FIXED_SIZE,
-        ),
-    ),
-    (
-        EventKind.GRAPH_BREAK,
-        "",
-        Advice(
-            "Dynamo could not capture this place and went back to Python. Each one costs time in every step and "
-            "is a place "
-            "where more guards can fail.",
-            "see the user stack in the log for the line; `nox -s matrix` counts the breaks of each cache.",
-        ),
-    ),
-    (
-        EventKind.CUDAGRAPH_SKIP,
-        r"mutated inputs",
-        Advice(
-            "The graph writes into its inputs (the KV buffers), and Inductor does not know them to stay at one "
-            "address, so it "
-            "ran without CUDA graphs: reduce-overhead then gives little over default.",
-            _TRY_FIXED_SIZE,
-        ),
-    ),
-    (
-        EventKind.CUDAGRAPH_SKIP,
-        r"incompatible op",
-        Advice(
-            "The graph holds an operation that CUDA graphs cannot record, such as reading a scalar back to the host.",
-            _TRY_FIXED_SIZE,
-        ),
-    ),
-    (
-        EventKind.CUDAGRAPH_SKIP,
-        r"cpu device|multiple devices",
-        Advice(
-            "A tensor on the CPU takes part in the graph, so Inductor ran it without CUDA graphs.",
-            "move it to the GPU before the compiled call; `nox -s matrix` shows the reason for each cache.",
-        ),
-    ),
-    (
-        EventKind.CUDAGRAPH_SKIP,
-        "",
-        Advice(
-            "Inductor ran this graph without CUDA graphs. The forecast is right, but reduce-overhead gives "
-            "little over default.",
-            "`nox -s matrix` shows the reasons for each cache and release.",
-        ),
-    ),
-    (
-        EventKind.CUDAGRAPH_PARTITION,
-        "",
-        Advice(
-            "Inductor (torch 2.9 and later) split the graph and left this part out of CUDA graphs; the rest "
-            "still uses them.",
-            "nothing, unless latency is short of the goal; then move the named operation out of the compiled step.",
-        ),
-    ),
-    (
-        EventKind.DYNAMIC_SHAPE,
-        "",
-        Advice(
-            "A symbolic size met a condition that dynamo cannot express as a guard. It is a warning about "
-            "dynamic shapes, "
-            "not an error of the forecast.",
-            _TRY_FIXED_SIZE,
-        ),
-    ),
-    (
-        EventKind.COMPILE_SETTING,
-        "",
-        Advice(
-            "The application said how it compiles.",
-            "nothing; the mode and backend are those to look up in the table of `nox -s matrix`.",
-        ),
-    ),
-    (
-        EventKind.BUCKET_COMPILE,
-        r"not announced",
-        Advice(
-            "fixed_size met a shape that nobody announced and compiled its step for it: that forecast stalled for "
-            "seconds. Dynamo's recompile log does not show it.",
-            "announce it to compile_toto: batch_sizes (series times samples per batch), max_context and max_horizon; "
-            "one forecast per number of variates belongs to the warm-up of the service.",
-        ),
-    ),
-    (
-        EventKind.BUCKET_COMPILE,
-        "",
-        Advice(
-            "fixed_size compiled its step for a shape that was announced, or for the first forecast.",
-            "nothing, if it is once per process and shape; more often means that the model is bound anew.",
-        ),
-    ),
-    (
-        EventKind.BUCKET_DROP,
-        "",
-        Advice(
-            "fixed_size holds as many shapes as it may and forgot the one that was not used for longest. If that "
-            "shape comes back, it is compiled again and stalls a forecast.",
-            "bring the shapes down (pad batches to few sizes) or raise max_buckets of compile_toto; every bucket "
-            "holds buffers and compiled code.",
-        ),
-    ),
-)
+class KindGuide(StrictModel):
+    """Says how to read one kind of line."""
+
+    title: str = Field(min_length=1)
+    line: str = Field(min_length=1)  # as a log has it
+    read: str = Field(min_length=1)
+    advice: tuple[Advice, ...] = Field(min_length=1)
 
 
-def advice_for(kind: EventKind, normalised_reason: str) -> Advice:
-    """The advice for a group of events."""
+@cache
+def guides() -> Mapping[EventKind, KindGuide]:
+    """Everything that advice.toml says, by kind."""
+    document = tomllib.loads(files("toto_compat.production").joinpath("advice.toml").read_text(encoding="utf-8"))
+    return {EventKind(kind): KindGuide.model_validate(guide) for kind, guide in document.items()}
+
+
+def advice_for(kind: EventKind, normalised_reason: str, release: str = "") -> Advice:
+    """The advice for a group of events, in a log of a torch release where that is known."""
     return next(
-        advice for of_kind, pattern, advice in _ADVICE if of_kind is kind and re.search(pattern, normalised_reason)
+        advice
+        for advice in guides()[kind].advice
+        if advice.holds_for(release) and re.search(advice.match, normalised_reason)
     )
+
+
+def guide_page() -> str:
+    """How to read each kind of line, as Markdown: docs/log-lines.md."""
+    parts = [
+        "# How to read each kind of log line\n\n"
+        "`toto-compat analyze LOG...` finds these lines under any logging prefix, groups them by function and reason, "
+        "and prints the advice that fits. This page is made from the same file, "
+        "`toto_compat/production/advice.toml`:\n`toto-compat analyze --kinds > docs/log-lines.md`."
+    ]
+    for kind, guide in guides().items():
+        parts.append(f"## {guide.title} (`{kind}`, {SEVERITIES[kind]})\n\n```\n{guide.line}\n```\n\n{guide.read}")
+        rows = [
+            f"| {_cell(f'`{one.match}`') if one.match else 'any other'} | {one.releases} | {_cell(one.cause)} "
+            f"| {_cell(one.fix)} |"
+            for one in guide.advice
+        ]
+        parts.append("\n".join(["| reason | holds for | cause | what to do |", "|---|---|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _minor(release: str) -> tuple[int, int]:
+    major, minor = release.split(".")[:2]
+    return int(major), int(minor)

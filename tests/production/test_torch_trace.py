@@ -1,0 +1,45 @@
+"""A folder of TORCH_TRACE through tlparse: the same counts as the log and the live observer of such a run."""
+
+import json
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from toto_compat.errors import InputError
+from toto_compat.production.analyze import analyze_logs
+
+LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
+TRACE = LOGS / "trace-2.13.0"
+
+
+def needs_tlparse() -> None:
+    if not shutil.which("tlparse") and not (Path(sys.executable).parent / "tlparse").exists():
+        pytest.skip("pip install 'toto-compat[logs]'")
+
+
+def test_a_trace_counts_what_the_live_observer_counted() -> None:
+    needs_tlparse()
+    observed = json.loads((LOGS / "events-2.13.0.json").read_text(encoding="utf-8"))["events"]
+    counted: Counter[str] = Counter()
+    for group in analyze_logs([str(TRACE)]).groups:
+        counted[group.kind.value] += group.events
+    of_torch = {kind: count for kind, count in observed.items() if not kind.startswith("bucket")}
+    assert counted == of_torch
+
+
+def test_a_trace_names_function_reason_limit_and_time() -> None:
+    needs_tlparse()
+    limit = analyze_logs([str(TRACE)]).groups[0]
+    assert (limit.function, limit.limits) == ("positional_embedding", {8})
+    assert limit.normalised_reason == "kv_cache._current_idx[N] == N"
+    assert limit.first_time.startswith("2026-11-17T")
+
+
+def test_without_tlparse_its_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"toto-compat\[logs\]"):
+        analyze_logs([str(TRACE)])
