@@ -34,3 +34,21 @@ def test_contestants_take_turns_in_a_rotating_order(monkeypatch: pytest.MonkeyPa
     names = ("upstream eager", "fixed_size eager")
     run(Contest(model="tiny", contestants=names, context_steps=64, horizon_steps=32, rounds=2, one_off_first=False))
     assert order == [names[0], names[1], names[1], names[0]]
+
+
+def test_who_takes_long_has_fewer_rounds_spread_over_the_others_and_a_service_calls_forecast() -> None:
+    names = ("upstream eager", "fixed_size eager")
+    service = Contest(
+        model="tiny",
+        contestants=names,
+        context_steps=64,
+        horizon_steps=8,
+        samplings=((4, 2), (6, 6)),
+        rounds=6,
+        rounds_of={"upstream eager": 2},
+        as_a_service=True,
+        one_off_first=False,
+    )
+    assert [contest._takes_part(service, "upstream eager", number) for number in range(6)] == [False, False, True] * 2
+    result = run(service)
+    assert [len(result.timings[name]) for name in names] == [2, 6]

@@ -8,7 +8,7 @@ import pytest
 from toto_compat.bench import host_figures
 from toto_compat.bench.command import contest_table, figure_table
 from toto_compat.bench.contest import ContestResult
-from toto_compat.bench.figures import compared, one_run
+from toto_compat.bench.figures import compared, compared_with_few, one_run
 from toto_compat.bench.host_figures import harness_share
 
 
@@ -61,3 +61,9 @@ def test_the_table_compares_with_upstream_eager_and_shows_the_first_forecast_of_
         "12.0",
     ]
     assert [cell.strip() for cell in eager.split("|")[1:-1]][-2:] == ["", ""]
+
+
+def test_a_slow_side_timed_less_often_is_compared_with_what_was_taken_around_it() -> None:
+    figure = compared_with_few("x", (100.0, 120.0), (1.0, 1.0, 2.0, 2.0), ">= 80", what="a forecast")
+    assert (figure.value, figure.spread, figure.spread_is) == (round(110 / 1.5, 3), (60.0, 100.0), "range of 2")
+    assert "2 and 4 forecasts" in figure.method

@@ -3,8 +3,11 @@
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self
+
+from pydantic import Field
 
 from toto_compat.contract.request import CacheRequest, Workload
 from toto_compat.contract.statistics import taking_turns
@@ -12,15 +15,20 @@ from toto_compat.contract.strict_model import StrictModel
 
 
 class Contest(StrictModel):
-    """Says who forecasts what, how often. A contestant is '<cache> eager' or '<cache> compiled'."""
+    """Says who forecasts what, how often.
+
+    A contestant is '<cache> eager', '<cache> compiled' or 'fixed_size stream', compiled with toto-ts's random stream.
+    """
 
     model: Literal["tiny", "base"]
     contestants: tuple[str, ...]
     context_steps: int
     horizon_steps: int
-    samples: int = 0
-    samples_per_batch: int = 16
+    samplings: tuple[tuple[int, int], ...] = ()  # samples and their batch, one after the other; none is a mean forecast
     rounds: int
+    rounds_of: dict[str, int] = Field(default={})  # fewer for those who take long, spread over the others' rounds
+    threads: int = 1
+    as_a_service: bool = False  # through toto-ts's forecast(), with compile_toto told what is to come
     one_off_first: bool = True  # what every first compilation of a process pays, before anybody's time is taken
 
 
@@ -39,48 +47,29 @@ def run(contest: Contest) -> ContestResult:
     import torch
 
     from toto_compat.model.backbone import build_backbone
-    from toto_compat.model.binding import bind
-    from toto_compat.model.bound import CompileSpec
-    from toto_compat.model.series import make_series
 
-    torch.set_num_threads(1)
-    workload = Workload(model=contest.model)
-    backbone = build_backbone(workload, dtype=torch.float32, device="cpu")
-    patch = backbone.patch_embed.stride
-    context, horizon = contest.context_steps // patch, -(-contest.horizon_steps // patch)
-    series = make_series(workload, patch_size=patch, context_patches=context, horizon_patches=horizon)
-
-    def forecast(model: Any) -> float:
-        start = time.perf_counter()
-        if contest.samples:
-            model.generate_samples(
-                series,
-                contest.horizon_steps,
-                num_samples=contest.samples,
-                samples_per_batch=contest.samples_per_batch,
-            )
-        else:
-            model.generate_mean(series, contest.horizon_steps)
-        return time.perf_counter() - start
-
+    torch.set_num_threads(contest.threads)
+    backbone = build_backbone(Workload(model=contest.model), dtype=torch.float32, device="cpu")
     if contest.one_off_first:
         torch.compile(lambda x: (x @ x).softmax(-1) + 1)(torch.ones(8, 8))
-    models, first = {}, {}
+    forecasts: dict[str, Callable[[], object]] = {}
+    first: dict[str, float] = {}
     for name in contest.contestants:
-        cache, _, how = name.partition(" ")
-        spec = CompileSpec() if how == "compiled" else None
-        request = CacheRequest(name=cache, source="builtin")
         start = time.perf_counter()
-        models[name] = bind(backbone, request, compile_spec=spec, max_patches=context + horizon)
-        forecast(models[name])
+        forecasts[name] = (_service if contest.as_a_service else _bound)(contest, name, backbone)
+        forecasts[name]()
         first[name] = time.perf_counter() - start  # binding included: fixed_size starts the compiler there
-        forecast(models[name])
-    timings: dict[str, list[float]] = {name: [] for name in models}
-    kernels: dict[str, list[float]] = {name: [] for name in models}
+        if name not in contest.rounds_of:  # who takes long is eager, and as warm as after two
+            forecasts[name]()
+    timings: dict[str, list[float]] = {name: [] for name in forecasts}
+    kernels: dict[str, list[float]] = {name: [] for name in forecasts}
     with _GraphClock() as clock:
-        for name in taking_turns(list(models), contest.rounds):
-            before = clock.seconds
-            timings[name].append(forecast(models[name]) * 1e3)
+        for number, name in enumerate(taking_turns(list(forecasts), contest.rounds)):
+            if not _takes_part(contest, name, number // len(forecasts)):
+                continue
+            before, start = clock.seconds, time.perf_counter()
+            forecasts[name]()
+            timings[name].append((time.perf_counter() - start) * 1e3)
             kernels[name].append((clock.seconds - before) * 1e3)
     return ContestResult(
         timings={name: tuple(values) for name, values in timings.items()},
@@ -88,6 +77,82 @@ def run(contest: Contest) -> ContestResult:
         kernels_ms={name: tuple(values) for name, values in kernels.items()},
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
+
+
+def _takes_part(contest: Contest, name: str, current_round: int) -> bool:
+    """Spread the rounds of those who have fewer evenly over all rounds."""
+    wanted = contest.rounds_of.get(name, contest.rounds)
+    return (current_round + 1) * wanted // contest.rounds > current_round * wanted // contest.rounds
+
+
+def _bound(contest: Contest, name: str, backbone: Any) -> Callable[[], object]:
+    """The forecast of a model as the suites bind it."""
+    # torch is where the contest runs, not where it is read
+    from toto_compat.model.binding import bind
+    from toto_compat.model.bound import CompileSpec
+
+    cache, _, how = name.partition(" ")
+    series, context, horizon = _series(contest, backbone)
+    model = bind(
+        backbone,
+        CacheRequest(name=cache, source="builtin"),
+        compile_spec=None if how == "eager" else CompileSpec(),
+        max_patches=context + horizon,
+        draws="toto-ts" if how == "stream" else None,
+    )
+
+    def forecast() -> None:
+        if not contest.samplings:
+            model.generate_mean(series, contest.horizon_steps)
+        for samples, per_batch in contest.samplings:
+            model.generate_samples(series, contest.horizon_steps, num_samples=samples, samples_per_batch=per_batch)
+
+    return forecast
+
+
+def _service(contest: Contest, name: str, backbone: Any) -> Callable[[], object]:
+    """The forecast as a service asks for it: toto-ts's forecast(), and compile_toto told what is to come."""
+    # torch is where the contest runs, not where it is read
+    from toto.data.util.dataset import MaskedTimeseries
+    from toto.inference.forecaster import TotoForecaster
+
+    from toto_compat.model.forecaster import compile_toto
+
+    cache, _, how = name.partition(" ")
+    if name == "upstream eager":
+        forecaster = TotoForecaster(backbone)
+    else:
+        forecaster = compile_toto(
+            backbone,
+            cache=cache,
+            mode=None if how == "eager" else "default",
+            max_context=contest.context_steps,
+            max_horizon=contest.horizon_steps,
+            batch_sizes=tuple(per_batch for _, per_batch in contest.samplings),
+            draws="toto-ts" if how == "stream" else None,
+        )
+    series, _, _ = _series(contest, backbone)
+    inputs = MaskedTimeseries(
+        series.inputs, series.padding_mask, series.id_mask, series.timestamp_seconds, series.time_interval_seconds
+    )
+
+    def forecast() -> None:
+        for samples, per_batch in contest.samplings:
+            forecaster.forecast(inputs, contest.horizon_steps, num_samples=samples, samples_per_batch=per_batch)
+
+    return forecast
+
+
+def _series(contest: Contest, backbone: Any) -> tuple[Any, int, int]:
+    """The series, and its context and horizon in patches."""
+    # torch is where the contest runs, not where it is read
+    from toto_compat.model.series import make_series
+
+    patch = backbone.patch_embed.stride
+    context, horizon = contest.context_steps // patch, -(-contest.horizon_steps // patch)
+    workload = Workload(model=contest.model)
+    series = make_series(workload, patch_size=patch, context_patches=context, horizon_patches=horizon)
+    return series, context, horizon
 
 
 class _GraphClock:
