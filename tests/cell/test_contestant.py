@@ -18,7 +18,7 @@ from toto_compat.cell.session import Session
 from toto_compat.cell.suites import speed
 from toto_compat.cell.suites.speed import make_contestant, new_series, run_speed
 from toto_compat.cell.suites.speed_figures import COMPILED, SpeedRun
-from toto_compat.contract.request import CellProfile, CompileSettings
+from toto_compat.contract.request import CellProfile, CompileSettings, TimedShape, Workload
 from toto_compat.contract.result import Outcome, SuiteEvidence
 from toto_compat.model.series import Series
 
@@ -133,7 +133,8 @@ def test_work_in_the_background_shows_as_processor_time() -> None:
 
 def test_no_two_series_are_the_same_and_a_users_own_is_moved_a_little() -> None:
     trial = trial_of("upstream")
-    first, second = (new_series(trial, 32)[0].inputs for _ in range(2))
+    shape = TimedShape(context=128, horizon=64)
+    first, second = (new_series(trial, 32, shape)[0].inputs for _ in range(2))
     assert first.shape == second.shape
     assert not torch.equal(first, second)
 
@@ -188,7 +189,13 @@ class AShorterForecast(AnswersFromATable):
         return self._model.generate_mean(series, horizon_steps // 2)
 
 
-def contest_with(monkeypatch: pytest.MonkeyPatch, wrap: Callable[[Any], Any]) -> SpeedRun | SuiteEvidence:
+MEAN = WORKLOAD.model_copy(update={"timed": (TimedShape(),)})
+SAMPLES = WORKLOAD.model_copy(update={"timed": (TimedShape(horizon=8, samples="32/16"),)})
+
+
+def contest_with(
+    monkeypatch: pytest.MonkeyPatch, wrap: Callable[[Any], Any], workload: Workload = MEAN
+) -> SpeedRun | SuiteEvidence:
     """The whole suite, with the compiled contestant replaced by a wrapped upstream eager."""
 
     def contestant(trial: Any, name: str) -> Any:
@@ -196,7 +203,11 @@ def contest_with(monkeypatch: pytest.MonkeyPatch, wrap: Callable[[Any], Any]) ->
 
     torch.set_num_threads(1)
     monkeypatch.setattr(speed, "make_contestant", contestant)
-    return run_speed(Session(trial_of("upstream", workload=WORKLOAD), CellProfile(iterations=1)))
+    measured = run_speed(Session(trial_of("upstream", workload=workload), CellProfile(iterations=1)))
+    if isinstance(measured, SuiteEvidence):
+        return measured
+    [run] = measured.runs
+    return run
 
 
 @pytest.mark.parametrize("wrong", [AnswersFromATable, RightFourTimesInFive, AlmostRight, AShorterForecast])
@@ -218,6 +229,42 @@ def test_an_honest_forecast_leaves_timed_forecasts_green(
     assert run.timed_forecasts is not None
     assert run.timed_forecasts <= 1.0
     assert {name: len(values) for name, values in run.timings.items()} == dict.fromkeys(run.timings, 12)
+
+
+class DrawsCloserTogether:
+    """Upstream, but for samples that lie closer together."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def generate_samples(self, series: Series, horizon_steps: int, **asked: int) -> Tensor:
+        samples: Tensor = self._model.generate_samples(series, horizon_steps, **asked)
+        centre = samples.mean(dim=-1, keepdim=True)
+        return centre + 0.7 * (samples - centre)
+
+
+class DrawsAFew(DrawsCloserTogether):
+    """Draws a quarter of them, and those four times."""
+
+    def generate_samples(self, series: Series, horizon_steps: int, **asked: int) -> Tensor:
+        quarter = {name: number // 4 for name, number in asked.items()}
+        samples: Tensor = self._model.generate_samples(series, horizon_steps, **quarter)
+        return samples.repeat(1, 1, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "right"), [(lambda model: model, True), (DrawsCloserTogether, False), (DrawsAFew, False)]
+)
+def test_samples_that_were_timed_are_judged_by_eagers_distributions(
+    monkeypatch: pytest.MonkeyPatch, wrap: Callable[[Any], Any], right: bool
+) -> None:
+    run = contest_with(monkeypatch, wrap, SAMPLES)
+    assert isinstance(run, SpeedRun)
+    assert run.timed_forecasts is not None
+    assert (run.timed_forecasts <= 1.0) is right
 
 
 class Raises(AnswersFromATable):

@@ -26,7 +26,7 @@ from toto_compat.cell.run import (
     run_one_group,
     seconds_allowed,
 )
-from toto_compat.cell.suites.speed_figures import SpeedRun
+from toto_compat.cell.suites.speed_figures import SpeedRun, SpeedRuns
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.references import (
@@ -79,7 +79,7 @@ def good_result(group: Group) -> GroupResult:
             timings: dict[str, tuple[float, ...]] = dict.fromkeys(
                 ("upstream_eager", "same_cache_eager", "compiled"), (10.0,) * 36
             )
-            speed = SpeedRun(timings=timings, warm_start_s=2.0)
+            speed = SpeedRuns(runs=(SpeedRun(timings=timings, warm_start_s=2.0),))
             return GroupResult(measurements={Suite.SPEED: speed.model_dump()})
         case Group.MEMORY | Group.MEMORY_REFERENCE:
             memory = memory_run(held=88 if group is Group.MEMORY else 64)
@@ -559,7 +559,7 @@ def test_progress_is_told_suite_by_suite(tmp_path: Path, capsys: pytest.CaptureF
 def test_every_repeat_counts_for_a_suite_that_says_so_wherever_its_row_stands(tmp_path: Path) -> None:
     """Not because it happens to be the last of its group: another row may come after it."""
     timings: dict[str, tuple[float, ...]] = dict.fromkeys(("upstream_eager", "same_cache_eager"), (10.0,) * 36)
-    slow = SpeedRun(timings=timings | {"compiled": (40.0,) * 36}, warm_start_s=2.0)
+    slow = SpeedRuns(runs=(SpeedRun(timings=timings | {"compiled": (40.0,) * 36}, warm_start_s=2.0),))
 
     class OneSlowRepeat(Groups):
         def __call__(self, request_path: Path, run: GroupRun, output: Path) -> list[str]:

@@ -38,7 +38,7 @@ from toto_compat.verdict.decision import Contender, contenders_of
 from toto_compat.verdict.judge import JudgedCell, judge
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
 
-ROW = "cpu/torch-2.13.0-cpu/fixed_size/default/stock"
+ROW = "cpu/torch-2.13.0-cpu/fixed_size/default"
 
 
 def judged(result: CellResult) -> JudgedCell:
@@ -437,7 +437,7 @@ def test_a_run_has_rows_only_for_the_cells_it_had(tmp_path: Path) -> None:
     past = history_of(tmp_path, until=run_now(tmp_path))
     assert {name: [row.run for row in rows] for name, rows in past.items()} == {
         ROW: ["a", "b"],
-        "cpu/torch-2.13.0-cpu/upstream/default/production": ["b"],
+        "cpu/torch-2.13.0-cpu/upstream/default+production": ["b"],
     }
 
 

@@ -96,10 +96,11 @@ class Contestant:
         """Wait until the model is made."""
         return Introduction.model_validate_json(self._answer(_READY))
 
-    def forecast(self, series: bytes, horizon_steps: int) -> Tensor:
-        """Have the series forecast; everything between the call and its return is the contestant's time."""
+    def forecast(self, series: bytes, horizon_steps: int, samples: int = 0, per_batch: int = 0) -> Tensor:
+        """Have the series forecast, the mean or samples; everything between the call and its return is its time."""
+        asked = b"".join(number.to_bytes(8, "big") for number in (horizon_steps, samples, per_batch))
         with contextlib.suppress(BrokenPipeError):  # whoever died has left word, or none
-            self._connection.send_bytes(horizon_steps.to_bytes(8, "big") + series)
+            self._connection.send_bytes(asked + series)
         answer = self._answer(_FORECAST)
         try:
             return load(answer)["forecast"]
@@ -184,9 +185,13 @@ def _serve(
                 connection.send_bytes(_COUNTED + json.dumps(len(watch.phases[-1].compile_starts)).encode())
                 watch.mark("since it was asked")
                 continue
-            horizon, series = int.from_bytes(asked[:8], "big"), _series_of(asked[8:], device)
+            horizon, samples, per_batch = (int.from_bytes(asked[at : at + 8], "big") for at in (0, 8, 16))
+            series = _series_of(asked[24:], device)
             with blaming_the_candidate():
-                forecast = model.generate_mean(series, horizon)
+                if samples:
+                    forecast = model.generate_samples(series, horizon, num_samples=samples, samples_per_batch=per_batch)
+                else:
+                    forecast = model.generate_mean(series, horizon)
                 synchronise(device)
             connection.send_bytes(_FORECAST + save({"forecast": _plain(forecast)}))
         connection.send_bytes(_ENDED + json.dumps(changed(before, switches(), settings)).encode())

@@ -81,6 +81,12 @@ class TimedShape(StrictModel):
         default=None, pattern=_SAMPLING, description="samples/batch size, such as 256/128; left out: the mean forecast"
     )
 
+    @property
+    def name(self) -> str:
+        what = f"{self.samples} samples" if self.samples else "mean"
+        batch = f", batch {self.batch}" if self.batch > 1 else ""
+        return f"{what}, horizon {self.horizon}, context {self.context}{batch}"
+
 
 class SymbolSeries(StrictModel):
     """One of the user's own series, named on the command line and forecast beside the workload."""
@@ -162,6 +168,20 @@ class Workload(StrictModel):
         return PATCH_SIZES[self.model]
 
     @property
+    def timed_shapes(self) -> tuple[TimedShape, ...]:
+        """Every forecast that is timed, its lengths filled in; of none that is named, every batch and the samples."""
+        named = self.timed or (
+            *(TimedShape(batch=batch) for batch in self.batches),
+            *(TimedShape(batch=self.batches[0], samples=one) for one in self.sampling[:1]),
+        )
+        return tuple(
+            shape.model_copy(
+                update={"context": shape.context or self.context[0], "horizon": shape.horizon or self.horizon[0]}
+            )
+            for shape in named
+        )
+
+    @property
     def context_patches(self) -> tuple[int, ...]:
         return tuple(points // self.patch_size for points in self.context)
 
@@ -216,6 +236,12 @@ class CellProfile(StrictModel):
     iterations: int = Field(ge=1, description="a whole number of rounds of timed forecasts")
     forecasts_per_iteration: int = Field(default=12, ge=1, description="timed forecasts per iteration and contestant")
     repeats: int = Field(default=1, ge=1, description="fresh processes the speed suite is repeated in")
+    seconds_a_contestant: float = Field(
+        default=20.0,
+        gt=0,
+        description="eager contestants of a timed forecast that would take longer get fewer rounds: ten, or three if "
+        "one of their forecasts takes more than 5 s",
+    )
     suites: tuple[Suite, ...] = tuple(suite for suite in Suite if not suite.rule.needs_symbols)
     unannounced_shapes: bool = Field(default=True, description="also look what shapes cost that nobody announced")
     timeout_minutes: float = Field(default=30, gt=0, description="per cell")

@@ -76,6 +76,24 @@ def ratio_of_medians(
     )
 
 
+def ratio_to_few(few: Sequence[float], many: Sequence[float], *, resamples: int = 2000, seed: int = 1) -> Interval:
+    """Give median(few) / median(many) where there are too few of one for an interval of their own: their whole range,
+    over the ends of the 95 % interval of the others' median (block bootstrap)."""
+    generator = random.Random(seed)  # noqa: S311 - resampling, no secret
+    count, block = len(many), max(1, round(len(many) ** 0.5))
+    medians = []
+    for _ in range(resamples):
+        starts = (generator.randrange(count) for _ in range(-(-count // block)))
+        drawn = [(start + offset) % count for start in starts for offset in range(block)][:count]
+        medians.append(statistics.median(many[i] for i in drawn))
+    medians.sort()
+    return Interval(
+        value=statistics.median(few) / statistics.median(many),
+        low=min(few) / percentile(medians, 0.975),
+        high=max(few) / percentile(medians, 0.025),
+    )
+
+
 def middle_range(values: Sequence[float]) -> float:
     """The width of the middle four fifths: two outliers in thirty do not decide it."""
     return percentile(values, 0.90) - percentile(values, 0.10)

@@ -68,7 +68,7 @@ class Suite(Table):
     EQUIVALENCE = (
         "equivalence",
         SuiteRule(
-            version=3,
+            version=4,
             runners={
                 Group.REFERENCE: "equivalence.reference:run_reference",
                 Group.CANDIDATE: "equivalence.candidate:run_candidate",
@@ -87,7 +87,7 @@ class Suite(Table):
             },
         ),
     )
-    RECOMPILE = "recompile", SuiteRule(version=2, runners={Group.OBSERVE: "recompile:run_recompile"})
+    RECOMPILE = "recompile", SuiteRule(version=3, runners={Group.OBSERVE: "recompile:run_recompile"})
     CUDAGRAPH = "cudagraph", SuiteRule(version=1, runners={Group.CUDAGRAPH: "cudagraph:run_cudagraph"})
     # in processes of its own: all batches, mean and samples, would make a cache that recompiles slower to time, and
     # what the eager contestants of the speed suite leave behind would count as the candidate's
@@ -102,7 +102,7 @@ class Suite(Table):
     SPEED = (
         "speed",
         SuiteRule(
-            version=3, runners={Group.SPEED: "speed:run_speed"}, combine="speed_figures:combine", over_repeats=True
+            version=4, runners={Group.SPEED: "speed:run_speed"}, combine="speed_figures:combine", over_repeats=True
         ),
     )
     SYMBOLS = "symbols", SuiteRule(version=1, runners={Group.SYMBOLS: "symbols:run_symbols"}, needs_symbols=True)

@@ -133,7 +133,8 @@ class Gate(Table):
         "compile_active",
         GateRule(
             suite=Suite.RECOMPILE,
-            meaning="Share of eager's operations that compiled code took over, in the decode step with the least.",
+            meaning="Share of eager's operations that compiled code took over, in the decode step with the least, and "
+            "in the pass over the context where a forecast of one patch has nothing else.",
             default=GateLimit(min=0.8),
             larger_is_better=True,
             comparison=Comparison.COUNT,
@@ -202,7 +203,8 @@ class Gate(Table):
         "speedup",
         GateRule(
             suite=Suite.SPEED,
-            meaning="Time of upstream eager over this cell's, lower end of the interval.",
+            meaning="Time of upstream eager over this cell's, lower end of the interval, of the timed forecast that "
+            "gains least.",
             default=GateLimit(min=2.0),
             is_a_time=True,
             larger_is_better=True,

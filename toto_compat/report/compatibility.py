@@ -8,7 +8,7 @@ from typing import Any
 from toto_compat.contract.result import Figure
 from toto_compat.report.symbols import symbol_rows
 from toto_compat.verdict.decision import Decision, DeviceDecision
-from toto_compat.verdict.judge import JudgedCell
+from toto_compat.verdict.judge import JudgedCell, draws_of
 from toto_compat.verdict.judged_run import JudgedRun
 from toto_compat.verdict.verdict_rows import settings_to_copy
 
@@ -33,6 +33,10 @@ def row(cell: JudgedCell) -> dict[str, Any]:
         "cache": name.cache,
         "mode": name.mode,
         "settings": name.settings,
+        "cell": str(name),
+        "workload": request.workload_name,
+        "precision": request.workload.precision,
+        "draws": draws_of(cell),
         "verdict": cell.verdict.value,
         "decided_by": cell.decided_by.value if cell.decided_by else None,
         "gates": {

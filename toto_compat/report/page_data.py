@@ -10,6 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.result import Figure, Kind, SuiteEvidence
 from toto_compat.contract.suites import Suite
@@ -21,7 +22,7 @@ from toto_compat.report.compatibility import row as compatibility_row
 from toto_compat.report.symbols import symbol_rows
 from toto_compat.report.table import value_text
 from toto_compat.verdict.decision import Contender, torch_release
-from toto_compat.verdict.judge import JudgedCell, JudgedGate, rerun_command
+from toto_compat.verdict.judge import JudgedCell, JudgedGate, forecast_text, rerun_command
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
 
 # enough to tell a spike from noise; more digits only make the page larger
@@ -50,6 +51,7 @@ class GridRow:
     cache: str
     mode: str
     settings: str
+    workload: str  # where a run has several
     cells: tuple[GridCell | None, ...]  # one per column
 
 
@@ -73,17 +75,17 @@ class PastRow:
 def grid_of(cells: Sequence[JudgedCell]) -> Grid:
     """Releases across (old to new, CPU apart from CUDA), caches and modes down, in the order they come."""
     columns: dict[Column, None] = {}
-    rows: dict[tuple[str, str, str], None] = {}
-    placed: dict[tuple[Column, tuple[str, str, str]], GridCell] = {}
+    rows: dict[tuple[str, str, str, str], None] = {}
+    placed: dict[tuple[Column, tuple[str, str, str, str]], GridCell] = {}
     for number, cell in enumerate(cells):
         name = cell.result.cell
         column = Column(name.environment, torch_release(cell), cell.result.request.device.value)
-        key = (name.cache, name.mode, name.settings)
+        key = (name.cache, name.mode, name.settings, name.workload)
         columns[column] = rows[key] = None
         placed[column, key] = GridCell(number, cell, _speedup(cell), _predicted(cell))
     ordered = sorted(columns, key=lambda column: (column.device, Version(column.torch), column.environment))
     # all modes of a cache stand together, whatever order the environments brought them in
-    cache_order = {cache: None for cache, _, _ in rows}
+    cache_order = {cache: None for cache, *_ in rows}
     by_cache = [key for cache in cache_order for key in rows if key[0] == cache]
     return Grid(
         columns=tuple(ordered),
@@ -99,6 +101,7 @@ def cell_details(cell: JudgedCell, history: Sequence[PastRow], provenance_number
     return {
         "name": result.cell,
         "device": result.request.device.value,
+        "forecast": forecast_text(cell),
         "verdict": cell.verdict.value,
         "decidedBy": cell.decided_by.value if cell.decided_by else "",
         "reason": cell.reason,
@@ -172,9 +175,8 @@ def history_of(results: Path, *, until: JudgedRun) -> dict[str, list[PastRow]]:
     for started, name, rows in sorted(dated, key=lambda entry: entry[:2]):
         for row in rows:
             gates: Mapping[str, Any] = row.get("gates", {})
-            name_of_row = _row_name(
-                *(str(row.get(key)) for key in ("device", "environment", "cache", "mode", "settings"))
-            )
+            parts = [str(row.get(key)) for key in ("environment", "cache", "mode", "settings")]
+            name_of_row = _row_name(str(row.get("device")), str(row.get("cell") or CellName.of(*parts)))
             past[name_of_row].append(
                 PastRow(
                     run=name,
@@ -189,8 +191,7 @@ def history_of(results: Path, *, until: JudgedRun) -> dict[str, list[PastRow]]:
 
 def cell_name(cell: JudgedCell) -> str:
     """Return what identifies a row across runs: the device too, since a CUDA build can run on the CPU."""
-    name = cell.result.cell
-    return _row_name(cell.result.request.device.value, name.environment, name.cache, name.mode, name.settings)
+    return _row_name(cell.result.request.device.value, cell.result.cell)
 
 
 def as_past_row(cell: JudgedCell, info: RunInfo) -> PastRow:

@@ -9,7 +9,7 @@ from tabulate import tabulate
 from toto_compat.contract.result import CellResult, Kind
 from toto_compat.matrix.gates import Gate
 from toto_compat.report.symbols import symbols_markdown, symbols_table
-from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status, one_line
+from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status, draws_of, forecast_text, one_line
 from toto_compat.verdict.judged_run import JudgedRun
 
 # shape first, so that the verdict is clear without colour and in monospace alike
@@ -41,7 +41,7 @@ def terminal_table(judged: JudgedRun, *, colour: bool = False) -> str:
 def markdown_table(judged: JudgedRun) -> str:
     """The same as one Markdown table that can be pasted into a pull request."""
     columns = gate_columns()
-    headers = ["environment", "device", "cache", "mode", "verdict", "decided by", "why"]
+    headers = ["environment", "device", "cache", "mode", "workload", "verdict", "decided by", "why"]
     headers += [_heading(column) for column in columns]
     rows = []
     for cell in judged.cells:
@@ -50,6 +50,7 @@ def markdown_table(judged: JudgedRun) -> str:
             cell.result.request.device.value,
             cell.result.cell.cache,
             cell.result.cell.mode_and_settings,
+            forecast_text(cell),
             f"**{cell.verdict.value}**",
             cell.decided_by.value if cell.decided_by else "",
             cell.reason,
@@ -100,11 +101,19 @@ def _terminal_row(cell: JudgedCell, columns: Sequence[tuple[Gate, ...]], *, colo
         verdict = click.style(verdict, fg=_COLOURS[cell.verdict], bold=True)
     return [
         _wrapped(cell.result.cell.cache, 16),
-        cell.result.cell.mode_and_settings.replace("+", "\n+"),
+        _mode_and_workload(cell),
         verdict,
         _wrapped(cell.decided_by.value if cell.decided_by else "", 16),
         *(_figures(cell, column) for column in columns),
     ]
+
+
+def _mode_and_workload(cell: JudgedCell) -> str:
+    """The mode, and under it settings and workload; precision and draws where a row is one of several workloads."""
+    lines = [cell.result.cell.mode_and_settings.replace("+", "\n+")]
+    if cell.result.cell.workload:
+        lines += [f"@{cell.result.cell.workload}", cell.result.request.workload.precision, f"{draws_of(cell)} draws"]
+    return "\n".join(line for line in lines if line != " draws")
 
 
 def _figures(cell: JudgedCell, gates: Sequence[Gate], *, predictions: bool = False) -> str:

@@ -91,6 +91,20 @@ def judge(result: CellResult, gates: Mapping[Gate, GateLimit]) -> JudgedCell:
     return JudgedCell(result=result, gates=judged, verdict=Status.PASS, decided_by=None)
 
 
+def draws_of(cell: JudgedCell) -> str:
+    """The random stream that samples were drawn with, as the binding said, or as the workload asked for it."""
+    evidence = cell.result.evidence.get(Suite.EQUIVALENCE)
+    said = evidence.details.get("draws") if evidence else None
+    return str(said or cell.result.request.workload.draws or "")
+
+
+def forecast_text(cell: JudgedCell) -> str:
+    """The workload with its precision and draws: 'production, float16 autocast, direct draws'."""
+    request, draws = cell.result.request, draws_of(cell)
+    parts = [request.workload_name, request.workload.precision, f"{draws} draws" if draws else ""]
+    return ", ".join(part for part in parts if part)
+
+
 def rerun_command(result: CellResult, *, profile: str = "") -> str:
     """The exact command that runs this cell again."""
     request = result.request

@@ -154,7 +154,7 @@ class InThisProcess:
         self.name = name
         self._forecast = forecast
 
-    def forecast(self, _series: bytes, _horizon_steps: int) -> Tensor:
+    def forecast(self, _series: bytes, _horizon_steps: int, _samples: int = 0, _per_batch: int = 0) -> Tensor:
         return self._forecast()
 
     def cpu_seconds(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from toto_compat.cell.contest import Contest
-from toto_compat.cell.suites.speed_figures import SpeedRun, speed_evidence, unfair_turns
+from toto_compat.cell.suites.speed_figures import SpeedRun, SpeedRuns, all_shapes, speed_evidence, unfair_turns
 from toto_compat.contract.result import Figure, Kind
 
 COLD = Figure(value=40.0, unit="s")
@@ -37,10 +37,10 @@ class StandIn:
         self._asked = asked
         self._takes = takes
 
-    def forecast(self, series: bytes, horizon_steps: int) -> Any:
+    def forecast(self, series: bytes, horizon_steps: int, samples: int = 0, per_batch: int = 0) -> Any:
         self._asked.append((self.name, series))
         self._takes()
-        return f"{self.name} {horizon_steps}"
+        return f"{self.name} {horizon_steps}" + (f" {samples}/{per_batch}" if samples else "")
 
     def cpu_seconds(self) -> float:
         return 0.0
@@ -214,3 +214,41 @@ def test_a_process_that_compiled_cold_has_no_warm_start() -> None:
     assert "recompile suite" in figures["warm_start_s"].missing
     assert figures["break_even_warm"].value is None
     assert figures["break_even_cold"].value is not None
+
+
+def test_who_is_slow_takes_part_in_fewer_rounds_evenly_spread_and_in_the_last() -> None:
+    asked: list[tuple[str, bytes]] = []
+    contest = contest_of([StandIn(name, asked) for name in "abc"])
+    timings, forecasts = contest.rounds(12, {"a": 3})
+    assert {name: len(values) for name, values in timings.items()} == {"a": 3, "b": 12, "c": 12}
+    with_a = [number for number, (_, answers) in enumerate(forecasts) if "a" in answers]
+    assert with_a == [3, 7, 11]
+
+
+def test_three_values_give_their_whole_range_and_it_is_said() -> None:
+    many = run_of(100, 80, 25)
+    few = many.model_copy(update={"timings": {**many.timings, "upstream_eager": (90.0, 100.0, 120.0)}})
+    figure = speed_evidence([few], cold_compile_s=COLD).figures["speedup"]
+    assert figure.low is not None and figure.low <= 90.0 / 25.0
+    assert figure.high is not None and figure.high > 120.0 / 25.2
+    assert "range of 3" in figure.method
+
+
+def test_of_several_timed_forecasts_the_smallest_gain_decides_and_all_are_shown() -> None:
+    runs = [
+        run_of(100, 80, compiled).model_copy(update={"shape": shape, "timed_forecasts": ratio})
+        for shape, compiled, ratio in (("mean", 10, 0.9), ("256/128 samples", 40, 0.1))
+    ]
+    figures = all_shapes([SpeedRuns(runs=tuple(runs))] * 3, cold_compile_s=COLD).figures
+    assert figures["speedup"].value == figures["speedup [256/128 samples]"].value
+    assert figures["speedup"].value is not None and figures["speedup"].value < 3.0
+    assert figures["speedup [mean]"].value is not None and figures["speedup [mean]"].value > 8.0
+    assert figures["timed_forecasts"].value == 0.9
+
+
+def test_one_timed_forecast_without_a_figure_leaves_none_for_the_cell() -> None:
+    good, few = run_of(100, 80, 10), run_of(100, 80, 10, count=5)
+    runs = (good.model_copy(update={"shape": "mean"}), few.model_copy(update={"shape": "samples"}))
+    figure = all_shapes([SpeedRuns(runs=runs)], cold_compile_s=COLD).figures["speedup"]
+    assert figure.value is None
+    assert "5 timed forecasts" in figure.missing

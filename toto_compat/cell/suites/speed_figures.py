@@ -16,6 +16,7 @@ from toto_compat.contract.statistics import (
     middle_range,
     percentile,
     ratio_of_medians,
+    ratio_to_few,
     relative_spread,
 )
 from toto_compat.contract.strict_model import StrictModel
@@ -31,21 +32,30 @@ BUSY_IN_OTHERS_TURNS = 1.5
 HELD_BACK = 0.6  # the same of a contestant that was kept from working in its own
 
 METHOD = (
-    "generate_mean at the smallest context and the first horizon; every contestant is a process of its own, and one in "
-    "which no cache of a user was imported takes the time; the contestants take turns in a rotating order, each round "
-    "on a series that nobody has met before; the device is synchronised before a forecast counts as done; compile and "
-    "warm-up lie before the loop; the forecasts that were timed are held against upstream eager's afterwards"
+    "each forecast that the workload names, mean or samples, is a contest of its own; every contestant is a process "
+    "of its own, and one in which no cache of a user was imported takes the time; the contestants take turns in a "
+    "rotating order, each round on a series that nobody has met before, slow ones in fewer rounds, evenly spread; the "
+    "device is synchronised before a forecast counts as done; compile and warm-up lie before the loop; all forecasts "
+    "of the candidate that were timed are held against upstream eager afterwards; the contest with the smallest gain decides"
 )
 
 
 class SpeedRun(StrictModel):
     """Holds what one contest measured; the orchestrator makes figures of one or several of them."""
 
+    shape: str = ""  # of the forecast that was timed
     timings: dict[str, tuple[float, ...]]  # contestant -> milliseconds per forecast, in the order they were taken
     warm_start_s: float  # first compiled forecast minus a warm one; warm if another process filled the inductor cache
     conditions: dict[str, Any] = Field(default={})
     timed_forecasts: float | None = None  # worst error of a timed forecast over what is allowed
     unfair_turns: tuple[str, ...] = ()  # who worked in the others' turns, or could not in its own
+
+
+class SpeedRuns(StrictModel):
+    """Holds the contests of one process, one for each forecast that is timed."""
+
+    runs: tuple[SpeedRun, ...]
+    no_samples: str = ""  # what torch says where upstream eager cannot draw: means are timed instead
 
 
 def unfair_turns(timings: Mapping[str, Sequence[float]], used: Sequence[float], *, threads: int) -> tuple[str, ...]:
@@ -66,8 +76,9 @@ def combine(
     observed = evidence.get(Suite.RECOMPILE)
     finished = observed if observed is not None and observed.outcome is Outcome.MEASURED else None
     cold_compile = finished.figures.get("cold_compile_s") if finished is not None else None
-    return speed_evidence(
-        [SpeedRun.model_validate(run) for run in measurements[Group.SPEED]],
+    processes = [SpeedRuns.model_validate(left) for left in measurements[Group.SPEED]]
+    return all_shapes(
+        processes,
         cold_compile_s=cold_compile
         or Figure(
             value=None,
@@ -76,6 +87,44 @@ def combine(
         ),
         inductor_cache_filled=finished is not None,
     )
+
+
+def all_shapes(
+    processes: Sequence[SpeedRuns], *, cold_compile_s: Figure, inductor_cache_filled: bool = True
+) -> SuiteEvidence:
+    """Evidence of every timed forecast, over all processes: the one with the smallest gain gives the figures."""
+    by_shape: dict[str, list[SpeedRun]] = {}
+    for run in (run for process in processes for run in process.runs):
+        by_shape.setdefault(run.shape, []).append(run)
+    each = {
+        shape: speed_evidence(runs, cold_compile_s=cold_compile_s, inductor_cache_filled=inductor_cache_filled)
+        for shape, runs in by_shape.items()
+    }
+    worst = each[min(each, key=lambda shape: _gain(each[shape].figures["speedup"]))]
+    figures = dict(worst.figures)
+    if len(each) > 1:
+        for name in ("timed_forecasts", "latency_stability"):
+            figures[name] = _largest([evidence.figures[name] for evidence in each.values()])
+        for shape, evidence in each.items():
+            for name in ("speedup", "speedup_same_cache", "p50_ms", "eager_p50_ms", "same_cache_eager_p50_ms"):
+                figures[f"{name} [{shape}]"] = evidence.figures[name]
+    details = {
+        **worst.details,
+        "shapes": {shape: evidence.details["timings"] for shape, evidence in each.items()},
+        "conditions": [run.conditions for process in processes for run in process.runs],
+    }
+    if told := next((process.no_samples for process in processes if process.no_samples), ""):
+        details["samples"] = f"not timed, upstream eager cannot draw here: {told}"
+    return worst.model_copy(update={"figures": figures, "details": details})
+
+
+def _gain(speedup: Figure) -> float:
+    """Where there is no figure nothing is known, which is worse than any gain."""
+    return speedup.value if speedup.value is not None else -math.inf
+
+
+def _largest(figures: Sequence[Figure]) -> Figure:
+    return max(figures, key=lambda figure: figure.value if figure.value is not None else math.inf)
 
 
 def speed_evidence(
@@ -97,8 +146,8 @@ def speed_evidence(
     unfair = "; ".join(one for run in runs for one in run.unfair_turns)
     figures: dict[str, Figure] = {"timed_forecasts": timed_figure(runs)}
     if enough and not unfair:
-        over_upstream = [ratio_of_medians(run.timings[UPSTREAM_EAGER], run.timings[COMPILED]) for run in runs]
-        over_same_cache = [ratio_of_medians(run.timings[SAME_CACHE_EAGER], run.timings[COMPILED]) for run in runs]
+        over_upstream = [ratio_over_compiled(run, UPSTREAM_EAGER) for run in runs]
+        over_same_cache = [ratio_over_compiled(run, SAME_CACHE_EAGER) for run in runs]
         worst = min(over_upstream, key=lambda interval: interval.low)
         in_total = min(ratio_in_total(run.timings[UPSTREAM_EAGER], run.timings[COMPILED]) for run in runs)
         figures["speedup"] = Figure(
@@ -106,11 +155,11 @@ def speed_evidence(
             unit="x",
             low=min(worst.low, in_total),
             high=worst.high,
-            method="upstream eager / compiled, ratio of medians; low end of the 95 % interval (paired block "
-            f"bootstrap), worst repeat; no more than the ratio of all their time ({in_total:.2f}), the slowest "
-            "thirtieth of each left out",
+            method=f"{runs[0].shape + ': ' if runs[0].shape else ''}upstream eager / compiled, ratio of medians; low "
+            f"end of {interval_text(runs, UPSTREAM_EAGER)}, worst repeat; no more than the ratio of their mean times "
+            f"({in_total:.2f}), the slowest thirtieth of each left out",
         )
-        figures["speedup_same_cache"] = _worst(over_same_cache)
+        figures["speedup_same_cache"] = _worst(over_same_cache, interval_text(runs, SAME_CACHE_EAGER))
         figures["latency_stability"] = stability_figure(runs)
         figures["latency_sigma"] = Figure(
             value=max(relative_spread(run.timings[COMPILED]) for run in runs),
@@ -152,20 +201,35 @@ def speed_evidence(
         figures=figures,
         details={
             "timings": {name: [round(ms, 4) for ms in values] for name, values in pooled.items()},
+            "shape": runs[0].shape,
             "forecasts_per_repeat": counts,
             "conditions": [run.conditions for run in runs],
         },
     )
 
 
+def ratio_over_compiled(run: SpeedRun, name: str) -> Interval:
+    """A contestant over compiled; of one that had fewer rounds the whole range of its times."""
+    other, compiled = run.timings[name], run.timings[COMPILED]
+    return ratio_of_medians(other, compiled) if len(other) == len(compiled) else ratio_to_few(other, compiled)
+
+
+def interval_text(runs: Sequence[SpeedRun], name: str) -> str:
+    fewest = min(len(run.timings[name]) for run in runs)
+    if all(len(run.timings[name]) == len(run.timings[COMPILED]) for run in runs):
+        return "the 95 % interval (paired block bootstrap)"
+    return f"the range of {fewest} over the 95 % interval of compiled's median (block bootstrap)"
+
+
 def ratio_in_total(eager: Sequence[float], compiled: Sequence[float]) -> float:
-    """How much longer all of eager's forecasts take than all compiled ones: a median is blind to stalls."""
+    """How much longer eager's forecasts take than compiled ones in the mean: a median is blind to stalls."""
 
-    def total(milliseconds: Sequence[float]) -> float:
-        kept = len(milliseconds) - math.ceil(len(milliseconds) / 30)
-        return sum(sorted(milliseconds)[:kept])
+    def mean(milliseconds: Sequence[float]) -> float:
+        # of a few that are thought to be calm the slowest counts as well
+        kept = len(milliseconds) - len(milliseconds) // 30
+        return statistics.fmean(sorted(milliseconds)[:kept])
 
-    return total(eager) / total(compiled)
+    return mean(eager) / mean(compiled)
 
 
 def timed_figure(runs: Sequence[SpeedRun]) -> Figure:
@@ -175,8 +239,9 @@ def timed_figure(runs: Sequence[SpeedRun]) -> Figure:
         return Figure(value=None, missing="the forecasts that were timed were not looked at")
     return Figure(
         value=max(ratios),
-        method="error of the compiled forecasts that were timed over what is allowed: three of each process, drawn "
-        "afterwards, by equivalence's rule, all others by a hundred times the largest error allowed there; the worst",
+        method="error of the compiled forecasts that were timed over what is allowed: means, three of each process "
+        "drawn afterwards, by equivalence's rule, all others by a hundred times the largest error allowed there; "
+        "samples by their places in the distributions that upstream eager gives them; the worst",
     )
 
 
@@ -205,14 +270,14 @@ def stability_figure(runs: Sequence[SpeedRun]) -> Figure:
     )
 
 
-def _worst(intervals: Sequence[Interval]) -> Figure:
+def _worst(intervals: Sequence[Interval], of_what: str) -> Figure:
     worst = min(intervals, key=lambda interval: interval.low)
     return Figure(
         value=worst.value,
         unit="x",
         low=worst.low,
         high=worst.high,
-        method="same cache eager / compiled, ratio of medians with its 95 % bootstrap interval, worst repeat",
+        method=f"same cache eager / compiled, ratio of medians with {of_what}, worst repeat",
     )
 
 

@@ -272,7 +272,7 @@ function provenanceSection(cell, held) {
 
 function fillDetails(cell, provenance) {
   document.getElementById("details-name").textContent = cell.name;
-  const lead = element("p", { class: "lead" }, chip(cell.verdict), ` on ${cell.device}. `,
+  const lead = element("p", { class: "lead" }, chip(cell.verdict), ` on ${cell.device}, ${cell.forecast}. `,
     cell.verdict === "PASS" ? "Every demanded gate was measured and passed." : `${cell.decidedBy ? `${cell.decidedBy}: ` : ""}${cell.reason}`);
   const gates = table(["gate", "status", "figure", "limit", "kind", "what was found"], cell.gates.map((gate) => [
     gate.gate, chip(gate.status), `${gate.value} ${gate.unit}${gate.interval ? ` (${gate.interval})` : ""}`.trim(), gate.limit,
