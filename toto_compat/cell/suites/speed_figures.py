@@ -33,8 +33,8 @@ HELD_BACK = 0.6  # the same of a contestant that was kept from working in its ow
 
 METHOD = (
     "each forecast that the workload names, mean or samples, is a contest of its own; every contestant is a process of "
-    "its own, and one in which no cache of a user was imported takes the time; the contestants take turns in a rotating "
-    "order, each round on a series that nobody has met before, slow ones in fewer rounds, evenly spread; the device is "
+    "its own, and one in which no cache of a user was imported takes the time; they take turns in a rotating order, "
+    "each round on a series that nobody has met before, slow ones in fewer rounds, evenly spread; the device is "
     "synchronised before a forecast counts as done; compile and warm-up lie before the loop; all forecasts of the "
     "candidate that were timed are held against upstream eager afterwards; the contest that gains least decides"
 )
