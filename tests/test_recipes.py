@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "toto_compat"
-RECIPES = ("a gate", "a suite", "a cache", "a torch release", "a report format", "an executor")
+RECIPES = ("a gate", "a suite", "a cache", "a torch release", "a kind of log line", "a report format", "an executor")
 
 GATE_ROW = """
     HIDDEN = (

@@ -33,12 +33,10 @@ LITERALS = (
     "non-relation expression",
     "Using torch.com",
     "pile for",
-    "ing decode",
-    "step for batch",
-    "ing context",
-    "pass for ",
-    "ing patch d",
-    "raws for variates",
+    "decode step",
+    "context pass",
+    "patch draws",
+    "of at most",
     "convert_frame.py:",
     # failures
     "Traceback (most recent",
@@ -63,7 +61,8 @@ BYTE_LITERALS = tuple(literal.encode() for literal in LITERALS)
 # What a line must hold to be more to an unfinished event than a line that passes; colours may cut any word.
 _MAY_GO_ON = re.compile(
     rb"function: '|last reason:|triggered by|- |File \"|Reason: |Traceback|torch\._dynamo\.exc\.|reason="
-    rb"|To log |To diag|[VDIWEC]\d{4} \d\d:\d\d:\d\d|\\n|\"|\x1b|\r"
+    rb"|To log |To diag|from user code:|direct cause of the|During handling of"
+    rb"|[VDIWEC]\d{4} \d\d:\d\d:\d\d|\\n|\"|\x1b|\r"
 )
 _LONGEST_PREFIX = 200  # behind it a time is part of the message
 _BLOCK = 1 << 18  # what is scanned and then counted is still in the processor's cache
@@ -193,7 +192,7 @@ class LogParser(FailureParser):
         """Tell whether only a line that says so itself can belong to what is unfinished."""
         if self._expects_rest or self._tracebacks:
             return False
-        return not any(block.awaits_reason or block.awaits_location for block in self._open)
+        return not any(block.awaits_reason or block.awaits_location or block.exception_due for block in self._open)
 
     def skip(self, raw: bytes) -> None:
         """Note the last of the lines that were skipped."""
