@@ -8,6 +8,7 @@ draws from a predicted patch. Between them nothing is left but copies into their
 - `size_asserts=False`: shapes are fixed and guarded, inductor need not check them again in every layer of every step.
 - `inplace_buffers=False`: a kernel that never writes in place is the same kernel in more places, of which only one has
   to be compiled.
+- `reorder_for_locality=False`: what stands before a matrix product stays there, in one kernel instead of two.
 - A code object of its own for every bucket: dynamo's limit of 8 compiles is per code object, and a ninth bucket would
   reach it. So dynamo neither logs nor limits new buckets: the model does both (`buckets`).
 """
@@ -51,12 +52,13 @@ def compile_module(module: torch.nn.Module, name: str, spec: CompileSpec) -> Run
 
 
 def _lowering(spec: CompileSpec) -> dict[str, Any]:
-    """Give torch.compile's arguments: the mode's own options, and the two above where inductor compiles."""
+    """Give torch.compile's arguments: the mode's own options, and the three above where inductor compiles."""
     arguments = spec.torch_compile_arguments()
     if arguments["backend"] != "inductor":
         return arguments
     of_mode = torch._inductor.list_mode_options(arguments["mode"]) if arguments["mode"] else {}
-    return {"backend": "inductor", "options": {**of_mode, "size_asserts": False, "inplace_buffers": False}}
+    ours = {"size_asserts": False, "inplace_buffers": False, "reorder_for_locality": False}
+    return {"backend": "inductor", "options": {**of_mode, **ours}}
 
 
 _NEVER = 1_000_000_000

@@ -187,7 +187,7 @@ class StaticPass(torch.nn.Module):
         self.scales_inside = type(backbone.scaler) is CausalPatchStdMeanScaler  # else toto-ts's own, outside
         taken_apart = mixed is None and all(map(can_be_taken_apart, self.layers))
         self.way = TAKEN_APART if taken_apart else CALLED
-        self.project, self.attend = self.way.project, self.way.attend
+        self.project, self.attend, self.alone = self.way.project, self.way.attend, self.way.alone
         self.over_time = [layer.attention.attention_axis.name == "TIME" for layer in self.layers]
         self._layouts: dict[int, _Layout] = {}
         self._length = 0
@@ -275,6 +275,8 @@ class StaticPass(torch.nn.Module):
                 keys_values = keys_values.unflatten(1, (self.variates, -1)).transpose(2, 3)
                 keys_values_of_layers.append(keys_values)
                 hidden = self.attend(layer, begun, query, keys_values, self.bias)
+            elif self.variates == 1:
+                hidden = self.alone(layer, hidden)
             else:
                 hidden = self._turned_round(hidden, self.variates)  # [room * variates, width]
                 query, keys_values, begun = self.project(layer, hidden, self.not_turned, self.cosines, self.sines)

@@ -19,7 +19,8 @@ from toto_compat.model.bound import BoundModel, CompileSpec, WholeModel
 from toto_compat.model.context_pass import Context
 from toto_compat.model.coverage import why_not_static
 from toto_compat.model.first_check import first_difference
-from toto_compat.model.static_model import NotCoveredError, StaticModel
+from toto_compat.model.static_graphs import NotCoveredError
+from toto_compat.model.static_model import StaticModel
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 

@@ -94,12 +94,14 @@ class WayThrough:
     """A way through a layer: its two ends alone, for the prefill, and the regions of a decode step made from them.
 
     `begin` takes what the sum at the end needs of the hidden state, `finish` is all after attention; rows of width.
+    `alone` is the whole layer for a single variate among variates.
     """
 
     begin: Callable[[Any, Tensor], Tensor]
     finish: Callable[[Any, Tensor, Tensor], Tensor]
     project: Callable[..., tuple[Tensor, Tensor, Tensor]]
     attend: Callable[..., Tensor]
+    alone: Callable[[Any, Tensor], Tensor]
 
 
 def _way_through(begin: Callable[[Any, Tensor], Tensor], finish: Callable[[Any, Tensor, Tensor], Tensor]) -> WayThrough:
@@ -126,9 +128,14 @@ def _way_through(begin: Callable[[Any, Tensor], Tensor], finish: Callable[[Any, 
         attended = (query @ keys.transpose(-1, -2) + bias).softmax(-1) @ values
         return finish(layer, begun, attended.transpose(1, 2).flatten(2).flatten(0, 1))  # [rows, width]
 
+    def alone(layer: Any, hidden: Tensor) -> Tensor:
+        # a layer over variates where there is one: it attends to itself, so its value is what it attends to
+        _, _, value = joint_projection(layer, hidden).unbind(1)  # [rows, heads, head_dim]
+        return finish(layer, begin(layer, hidden), value.flatten(1))
+
     if nested_compile_region is None:
-        return WayThrough(begin, finish, project, attend)
-    return WayThrough(begin, finish, nested_compile_region(project), nested_compile_region(attend))
+        return WayThrough(begin, finish, project, attend, alone)
+    return WayThrough(begin, finish, nested_compile_region(project), nested_compile_region(attend), alone)
 
 
 CALLED = _way_through(_begin_with_copy, _finish_with_calls)

@@ -155,7 +155,7 @@ class StaticStep(PlainStep):
         super().__init__(backbone, head, **shape)
         # addmm would take the hidden state itself down to autocast's precision
         self.way = TAKEN_APART if self.mixed is None and all(map(can_be_taken_apart, self.layers)) else CALLED
-        self.project, self.attend = self.way.project, self.way.attend
+        self.project, self.attend, self.alone = self.way.project, self.way.attend, self.way.alone
 
     def make_buffers(self, backbone: TotoBackbone) -> None:
         """Make the tables, too: [capacity + 1, 3, head_dim], the last row for layers that attend over variates."""
@@ -183,13 +183,16 @@ class StaticStep(PlainStep):
                 query, keys_values, begun = self.project(layer, hidden, position, self.cosines, self.sines)
                 query = query.unsqueeze(2)  # [rows, heads, 1, head_dim]
                 keys_values = self.cache.write(self.cache_layer[index], keys_values.unsqueeze(3))
-                mask = bias  # keys_values now [2, rows, heads, capacity, head_dim]
+                # keys_values now [2, rows, heads, capacity, head_dim]
+                hidden = self.attend(layer, begun, query, keys_values, bias)  # [rows, width]
+            elif self.variates == 1:
+                hidden = self.alone(layer, hidden)
             else:
                 query, keys_values, begun = self.project(layer, hidden, self.last_row, self.cosines, self.sines)
                 query = query.unflatten(0, (self.batch, -1)).transpose(1, 2)  # [batch, heads, variates, head_dim]
                 keys_values = keys_values.unflatten(1, (self.batch, -1)).transpose(2, 3)
-                mask = self.group_bias  # keys_values now [2, batch, heads, variates, head_dim]
-            hidden = self.attend(layer, begun, query, keys_values, mask)  # [rows, width]
+                # keys_values now [2, batch, heads, variates, head_dim]
+                hidden = self.attend(layer, begun, query, keys_values, self.group_bias)
         hidden = hidden.view(self.batch, self.variates, 1, -1)
         df, loc, scale, probs = self.predict(hidden)  # each [batch, variates, patch_size, components]
         self.feed_back(df, loc, scale, probs, affine_loc, affine_scale)
