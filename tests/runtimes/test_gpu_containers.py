@@ -5,7 +5,9 @@ out no device, and accepts or refuses in the real one's words.
 """
 
 import json
+import shutil
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,25 @@ import docker.errors
 import pytest
 from docker.types import DeviceRequest
 
-from tests.runtimes.containers import job_of, own_containers, run
+from tests.environments.small_project import SMALL, SMALL_ENVIRONMENT
+from tests.runtimes import stub_cell
+from tests.runtimes.containers import SMALL_LIMITS, job_of, own_containers, run
 from tests.runtimes.nvidia import smi
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.request import CacheRequest, CellProfile, CellRequest, Device, Workload
+from toto_compat.contract.result import CellResult
+from toto_compat.contract.suites import Suite
+from toto_compat.environments.base_image import BaseImage
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.runtimes.container_options import PYTHON
+from toto_compat.runtimes.docker import DockerRuntime
 from toto_compat.runtimes.doctor import State, examine_container_gpus
+from toto_compat.runtimes.local import ReadyCell, run_cells
+from toto_compat.runtimes.nvidia_smi import find_gpus
+from toto_compat.runtimes.probing import Answer, Probed
+from toto_compat.runtimes.progress import progress_for
+from toto_compat.runtimes.seam import PreparedEnvironment
+from toto_compat.runtimes.source import CellSource
 
 pytestmark = pytest.mark.docker
 
@@ -147,6 +163,54 @@ def test_an_engine_without_cdi_is_told_from_one_without_gpus(
         run(client, job_of(image, cell, "", gpu="GPU-1", cdi="nvidia.com/gpu=GPU-1"))
     assert 'could not select device driver "cdi"' in caught.value.message
     assert "nvidia-ctk runtime configure" in caught.value.hint
+
+
+def test_cells_spread_over_the_gpus_one_container_each(
+    client: docker.DockerClient, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_gpu: MakeGpu
+) -> None:
+    """The whole way from nvidia-smi over the scheduler to the engine; the cell itself is a stub."""
+    del client
+    gpus = [{**smi.gpu(index), "uuid": make_gpu()} for index in range(2)]
+    smi.install(tmp_path / "bin", monkeypatch, gpus)
+    source = CellSource()
+    source._folder, source.hash = tmp_path / "source", "hash"
+    (tmp_path / "source").mkdir()
+    shutil.copyfile(stub_cell.__file__, tmp_path / "source" / "stub_cell.py")
+    runtime = DockerRuntime(source, limits=SMALL_LIMITS, device=Device.CUDA, command=("-m", "stub_cell", "environment"))
+    runtime._images["lock"], runtime._probed["lock"] = image, Probed(answer=Answer())
+    runtime._bases["lock"] = BaseImage("python:3.12-slim", "toto-compat-base:bookworm", "sha256:b", complete=True)
+    prepared = PreparedEnvironment(SMALL, SMALL_ENVIRONMENT, "docker", PYTHON, "lock")
+    finished: list[CellResult] = []
+    with progress_for(3) as progress:
+        run_cells(
+            [ReadyCell(stub_request(cache), prepared) for cache in ("upstream", "list_index", "fixed_size")],
+            runtime,
+            jobs=2,
+            gpus=[gpu.uuid for gpu in find_gpus()],
+            scratch=tmp_path / "scratch",
+            keep_log=lambda *_: None,
+            progress=progress,
+            on_finished=lambda _, done: finished.append(done.result),
+        )
+    smi.forget()
+    assert [one.failure for one in finished] == [None] * 3
+    seen = [one.evidence[Suite.RECOMPILE].details["environment"]["NVIDIA_VISIBLE_DEVICES"] for one in finished]
+    assert {uuid: len(handed_out(uuid)) for uuid in set(seen)} == dict(Counter(seen))
+    assert set(seen) == {gpu["uuid"] for gpu in gpus}, "both were used, each container saw one"
+    assert all(one.provenance.base_is_stand_in for one in finished)
+
+
+def stub_request(cache: str) -> CellRequest:
+    return CellRequest(
+        cell=CellName.of(SMALL, cache, "default"),
+        environment=SMALL_ENVIRONMENT,
+        cache=CacheRequest(name=cache, source="builtin"),
+        device=Device.CUDA,
+        profile_name="quick",
+        profile=CellProfile(iterations=1, suites=(Suite.RECOMPILE,), timeout_minutes=5),
+        workload=Workload(),
+        limits=SMALL_LIMITS,
+    )
 
 
 def test_doctor_asks_the_engine_and_the_machine(
