@@ -52,6 +52,9 @@ def test_a_checkpoint_goes_through_toto_ts_own_loader(tmp_path: Path) -> None:
     loaded = build_backbone(WORKLOAD, dtype=torch.float32, device="cpu", checkpoint_folder=str(tmp_path))
     assert loaded.embed_dim == 32
     assert torch.equal(loaded.unembed.weight, saved.model.unembed.weight)
+    other = Workload(model="base", context=(256, 512))
+    with pytest.raises(InputError, match="its patch has 32 points, that of model base 64"):
+        build_backbone(other, dtype=torch.float32, device="cpu", checkpoint_folder=str(tmp_path))
 
 
 def test_a_checkpoint_without_weights_is_an_input_error(tmp_path: Path) -> None:

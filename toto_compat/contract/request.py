@@ -76,7 +76,7 @@ class TimedShape(StrictModel):
 
     horizon: int | None = Field(default=None, ge=1, description="in points; left out: the workload's first")
     context: int | None = Field(default=None, ge=1, description="in points; left out: the workload's first")
-    batch: int = Field(default=1, ge=1, description="series that are forecast at once")
+    batch: int | None = Field(default=None, ge=1, description="series at once; left out: the workload's")
     samples: str | None = Field(
         default=None, pattern=_SAMPLING, description="samples/batch size, such as 256/128; left out: the mean forecast"
     )
@@ -84,7 +84,7 @@ class TimedShape(StrictModel):
     @property
     def name(self) -> str:
         what = f"{self.samples} samples" if self.samples else "mean"
-        batch = f", batch {self.batch}" if self.batch > 1 else ""
+        batch = f", batch {self.batch}" if (self.batch or 1) > 1 else ""
         return f"{what}, horizon {self.horizon}, context {self.context}{batch}"
 
 
@@ -176,7 +176,11 @@ class Workload(StrictModel):
         )
         return tuple(
             shape.model_copy(
-                update={"context": shape.context or self.context[0], "horizon": shape.horizon or self.horizon[0]}
+                update={
+                    "context": shape.context or self.context[0],
+                    "horizon": shape.horizon or self.horizon[0],
+                    "batch": shape.batch or self.batch,
+                }
             )
             for shape in named
         )

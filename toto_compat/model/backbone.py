@@ -9,7 +9,7 @@ from toto.model.attention import XFORMERS_AVAILABLE
 from toto.model.backbone import TotoBackbone
 from toto.model.toto import Toto
 
-from toto_compat.contract.request import Workload
+from toto_compat.contract.request import PATCH_SIZES, Workload
 from toto_compat.errors import InputError
 
 _COMMON = {
@@ -37,6 +37,13 @@ def build_backbone(
     """The model in evaluation mode. Weights are drawn in float32 and cast, so that every dtype has the same ones."""
     if checkpoint_folder is not None:
         backbone = _load_checkpoint(Path(checkpoint_folder))
+        patch_size = backbone.patch_embed.stride
+        if patch_size != workload.patch_size:
+            raise InputError(
+                f"checkpoint {checkpoint_folder}: its patch has {patch_size} points, that of model {workload.model} "
+                f"{workload.patch_size}",
+                hint=f"name the model with its patch in the workload: {PATCH_SIZES}",
+            )
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(workload.seed)

@@ -47,9 +47,7 @@ def new_series(trial: Trial, patch_size: int, shape: TimedShape) -> tuple[Series
     seed = random.SystemRandom().randrange(2**31)
     assert shape.context is not None and shape.horizon is not None
     context, horizon = (patches(points, patch_size) for points in (shape.context, shape.horizon))
-    # a batch of one series stands for the workload's own, which may have several in a batch
-    batch = trial.workload.batch if shape.batch == 1 else shape.batch
-    series = trial.series(patch_size, context, horizon, batch=batch, seed_offset=seed)
+    series = trial.series(patch_size, context, horizon, batch=shape.batch, seed_offset=seed)
     if trial.csv is not None:
         # a user's series is the same whatever the seed: a hundredth of its spread makes it another one
         generator = torch.Generator().manual_seed(seed)

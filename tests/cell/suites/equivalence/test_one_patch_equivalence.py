@@ -11,7 +11,7 @@ from tests.cell.suites.equivalence import wrong_one_patch_bindings as wrong
 from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import run_candidate
-from toto_compat.cell.suites.equivalence.compare import run_compare
+from toto_compat.cell.suites.equivalence.compare import run_compare, run_determinism
 from toto_compat.cell.suites.equivalence.reference import run_reference
 from toto_compat.cell.suites.equivalence.scenarios import all_scenarios, drawings_of
 from toto_compat.cell.trial import Trial
@@ -81,3 +81,34 @@ def test_every_context_from_the_shortest_to_the_longest_and_every_batch_of_sampl
     assert {one.context for one in all_scenarios(trial) if one.asked == 8} == {4, 5, 6}
     asked = {(one.samples, one.per_batch) for one in drawings_of(trial, 2) if one.scenario.asked == 8}
     assert asked == {(64, 32), (384, 48), (32, 16)}
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_where_upstream_eager_cannot_draw_means_and_parameters_decide_and_torch_is_quoted(
+    precision: str, tmp_path: Path
+) -> None:
+    under = WORKLOAD.model_copy(update={"autocast": precision})
+    why = trial_of("upstream", workload=under).why_upstream_cannot_draw()
+    assert "gamma_cpu" in why
+    without = under.without_samples
+    source = f"{wrong.__file__}:Honest"
+    trial = Trial(workload=without, cache=CacheRequest(name="Honest", source=source))
+    session = Session(trial, PROFILE, work=tmp_path, no_samples=why)
+    run_reference(Session(trial_of("upstream", workload=without), PROFILE, work=tmp_path, no_samples=why))
+    left = GroupResult(measurements={Suite.EQUIVALENCE: run_candidate(session).model_dump()})
+    (tmp_path / "candidate.json").write_text(left.model_dump_json(), encoding="utf-8")
+    figures = run_compare(session).figures
+    value = figures["equivalence"].value
+    assert value is not None and value <= 1.0, figures["equivalence"]
+    assert "gamma_cpu" in figures["equivalence"].method
+    assert "gamma_cpu" in figures["mae_sigma"].does_not_apply
+    assert run_determinism(session).figures["determinism"].value == 0.0
+
+
+def test_a_trial_under_autocast_asks_every_model_under_it_but_the_double_precision_one() -> None:
+    trial = trial_of("upstream", workload=WORKLOAD.model_copy(update={"autocast": "bfloat16"}))
+    series = trial.series(32, 4, 1)
+    rounded, exact = trial.eager(), trial.eager(dtype=torch.float64)
+    assert rounded.teacher_forced(series, series.truth)[0]["loc"].dtype is torch.bfloat16
+    precise = series.to(dtype=torch.float64)
+    assert exact.teacher_forced(precise, precise.truth)[0]["loc"].dtype is torch.float64
