@@ -15,6 +15,7 @@ from tests.verdict.sample_cells import (
     with_figures,
     with_suite,
 )
+from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import CompileSettings, Device
 from toto_compat.contract.result import CellResult
@@ -243,3 +244,40 @@ def test_a_decision_is_stale_the_day_after_its_review_date(today: str, stale: bo
     decision = decided(good_result(), rules=DecisionRules(review_by="2027-02-14", today=today))
     assert decision.stale is stale
     assert decision.sentence.startswith("STALE") is stale
+
+
+def on_workload(name: str, result: CellResult) -> CellResult:
+    """The same result as the row of one of several workloads."""
+    cell = CellName(f"{result.cell}@{name}")
+    request = result.request.model_copy(update={"cell": cell, "workload_name": name})
+    return result.model_copy(update={"cell": cell, "request": request})
+
+
+TWO = DecisionRules(production_profile="quick", production_workloads=("one", "two"))
+
+
+def test_production_needs_the_rows_of_all_its_workloads() -> None:
+    both = [on_workload(name, good_result()) for name in ("one", "two")]
+    decision = decided(*both, rules=TWO).devices[Device.CPU]
+    assert decision.answer is Answer.ENABLE
+    assert decision.environments == ("torch-2.13.0-cpu",)
+    assert len(decision.allowed) == 1
+    alone = decided(both[0], rules=TWO).devices[Device.CPU]
+    assert alone.answer is Answer.WORTH_A_PRODUCTION_CHECK
+    assert "'torch-2.13.0-cpu/fixed_size/default' --profile quick" in alone.next_commands[0]
+
+
+def test_one_workload_that_fails_or_is_undecided_keeps_compile_off() -> None:
+    good = on_workload("one", good_result())
+    failing = on_workload("two", with_figures(good_result(), {Gate.RECOMPILES: 3.0}))
+    undecided = on_workload("two", with_suite(good_result(), Suite.SPEED, None))
+    assert decided(good, failing, rules=TWO).devices[Device.CPU].answer is Answer.KEEP_OFF
+    assert decided(good, undecided, rules=TWO).devices[Device.CPU].answer is Answer.NOT_ENOUGH_EVIDENCE
+
+
+def test_the_workload_that_gains_least_speaks_for_the_others() -> None:
+    slower = speed_of(speed_run(upstream_ms=52.0, cache_ms=40.0, compiled_ms=24.0))
+    rows = [on_workload("one", good_result()), on_workload("two", with_suite(good_result(), Suite.SPEED, slower))]
+    speaks_of = decided(*rows, rules=TWO).devices[Device.CPU].speaks_of
+    assert speaks_of is not None
+    assert speaks_of.result.cell.workload == "two"

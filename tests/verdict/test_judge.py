@@ -298,3 +298,14 @@ def test_looser_limits_ask_for_what_was_skipped() -> None:
         assert judged.gates[gate].status is Status.INCONCLUSIVE
         assert "recompiles is 22" in judged.gates[gate].reason
         assert judged.gates[gate].next_command.startswith("toto-compat matrix")
+
+
+def test_what_upstream_eager_itself_cannot_do_does_not_apply_and_says_why() -> None:
+    result = good_result()
+    evidence = result.evidence[Suite.EQUIVALENCE]
+    refused = Figure(value=None, does_not_apply='upstream eager cannot draw here: "gamma_cpu" not implemented')
+    changed = evidence.model_copy(update={"figures": {**evidence.figures, "mae_sigma": refused}})
+    judged = judge(with_suite(result, Suite.EQUIVALENCE, changed), GATES)
+    assert judged.gates[Gate.MAE_SIGMA].status is Status.NOT_APPLICABLE
+    assert "gamma_cpu" in judged.gates[Gate.MAE_SIGMA].reason
+    assert judged.verdict is Status.PASS

@@ -365,7 +365,9 @@ def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDe
     cells = [cell for contender in contenders for cell in contender.cells]
     undecided = [cell for cell in cells if cell.verdict is Status.INCONCLUSIVE]
     if cells and not undecided:
-        closest = max(cells, key=_how_far)
+        # one workload may PASS where another of the same cache does not: it is that one which keeps compile off
+        failing = [cell for cell in cells if cell.verdict is Status.FAIL]
+        closest = max(failing, key=_how_far)
         deciding = closest.deciding
         assert deciding is not None
         reason = f"closest is {closest.result.cell}, which fails {deciding.gate.value}: {deciding.reason}"
@@ -375,7 +377,7 @@ def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDe
         return _no_contender(
             device,
             Answer.KEEP_OFF,
-            f"On {_label(device)} keep compile off: no row passes; {reason}.",
+            f"On {_label(device)} keep compile off: no row passes{_on_every(cells)}; {reason}.",
             contenders,
             reason=reason,
             decided_by=deciding.gate,
@@ -409,6 +411,10 @@ def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDe
         next_commands=commands,
         speaks_of=nearest,
     )
+
+
+def _on_every(cells: Sequence[JudgedCell]) -> str:
+    return " on every workload" if any(cell.verdict is Status.PASS for cell in cells) else ""
 
 
 def _no_contender(
