@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cell.suites.equivalence import wrong_bindings as wrong
-from tests.cell.suites.equivalence.test_wrong_bindings import PROFILE, compared, reference, trial_of_binding
+from tests.cell.suites.equivalence.bindings.honest import Honest
+from tests.cell.suites.equivalence.test_wrong_bindings import PROFILE, compared, reference, trial_of_binding, two_layers
 from toto_compat.cell.kept import KeptFromTheCandidate
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.reference import load_references
 from toto_compat.contract.references import REFERENCES_FOLDER, read_references
 from toto_compat.contract.suites import Group
 
-__all__ = ["reference"]
+__all__ = ["reference", "two_layers"]
 
 pytestmark = pytest.mark.cell
 
@@ -31,7 +31,7 @@ def test_evidence_is_the_same_with_given_references_as_with_own(reference: Path,
     kept = KeptFromTheCandidate(work)
     kept.take_given(told)
     kept.before(Group.COMPARE)
-    trial = trial_of_binding(wrong.Honest)
+    trial = trial_of_binding(Honest)
     own, given = (compared(Session(trial, PROFILE, work=folder)) for folder in (reference, work))
     assert given == own
     assert given.figures["equivalence"].value is not None

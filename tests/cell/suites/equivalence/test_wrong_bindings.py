@@ -1,5 +1,6 @@
 """Wrong bindings are seen, by what is wrong with them; honest ones raise no alarm."""
 
+import inspect
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from tests.cell.small_trials import TWO_LAYERS, UNLOWERED, trial_of
-from tests.cell.suites.equivalence import wrong_bindings as wrong
+from tests.cell.suites.equivalence.bindings import announced, entry, histories, kinds, samples
+from tests.cell.suites.equivalence.bindings.honest import Honest
 from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
+from toto_compat.cell.suites.equivalence import scenarios
 from toto_compat.cell.suites.equivalence.candidate import run_candidate
 from toto_compat.cell.suites.equivalence.compare import run_compare, run_determinism
 from toto_compat.cell.suites.equivalence.reference import run_reference
@@ -34,6 +37,7 @@ def two_layers() -> Iterator[None]:
     """A right or wrong binding shows on two layers as on twelve, in a sixth of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHAPES, "tiny", TWO_LAYERS)
+        patch.setattr(scenarios, "MANY_ROWS", 256)  # of nearly right samples there is a test of their own
         yield
 
 
@@ -53,12 +57,12 @@ class Judged:
     session: Session
 
 
-Judge = Callable[[type[wrong.Honest]], Judged]
+Judge = Callable[[type[Honest]], Judged]
 
 
-def trial_of_binding(binding: type[wrong.Honest]) -> Trial:
+def trial_of_binding(binding: type[Honest]) -> Trial:
     """As a user's file: it is imported anew and binds itself."""
-    source = f"{wrong.__file__}:{binding.__name__}"
+    source = f"{inspect.getfile(binding)}:{binding.__name__}"
     return Trial(workload=WORKLOAD, cache=CacheRequest(name=binding.__name__, source=source))
 
 
@@ -73,9 +77,9 @@ def compared(session: Session) -> SuiteEvidence:
 def judge(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Judge:
     """Put a binding on trial, each one once."""
 
-    known: dict[type[wrong.Honest], Judged] = {}
+    known: dict[type[Honest], Judged] = {}
 
-    def judged(binding: type[wrong.Honest]) -> Judged:
+    def judged(binding: type[Honest]) -> Judged:
         if binding in known:
             return known[binding]
         work = tmp_path_factory.mktemp(binding.__name__)
@@ -99,17 +103,17 @@ def red_in(evidence: SuiteEvidence) -> list[str]:
 @pytest.mark.parametrize(
     "binding",
     [
-        wrong.Honest,
-        wrong.WithAForecaster,
-        wrong.RefusesAThread,
-        wrong.RefusesWhatIsLonger,
-        wrong.FillsGapsWithZeros,
-        wrong.AnswersGapsWithNan,
-        wrong.DrawsOtherwise,
-        wrong.DrawsItself,
+        Honest,
+        entry.WithAForecaster,
+        histories.RefusesAThread,
+        announced.RefusesWhatIsLonger,
+        kinds.FillsGapsWithZeros,
+        kinds.AnswersGapsWithNan,
+        samples.DrawsOtherwise,
+        samples.DrawsItself,
     ],
 )
-def test_an_honest_binding_is_equivalent(judge: Judge, binding: type[wrong.Honest]) -> None:
+def test_an_honest_binding_is_equivalent(judge: Judge, binding: type[Honest]) -> None:
     value, method = worst(judge(binding).evidence)
     assert value <= 1.0, method
 
@@ -117,47 +121,47 @@ def test_an_honest_binding_is_equivalent(judge: Judge, binding: type[wrong.Hones
 @pytest.mark.parametrize(
     ("binding", "seen_in"),
     [
-        (wrong.WrongOnceAnnounced, "context 4 mean_forecast"),
-        (wrong.WrongUnlessAnnounced, "mean_forecast_told_nothing"),
-        (wrong.CutsALongContext, "context past the announced"),
-        (wrong.WrapsALongHorizon, "horizon past the announced"),
-        (wrong.WrongOnMoreThreads, "on one thread more"),
-        (wrong.WrongAtTheRowsOfSamples, "batch 16, 1 variates in 1 decode.df"),
-        (wrong.WrongInAForecastOfOnePatch, "horizon 1 mean_forecast"),
-        (wrong.WrongWithinAPatch, "again_half_a_patch_less"),
-        (wrong.SwapsRowsAfterALongContext, "every announced slot mean_forecast"),
-        (wrong.SamplesOneValueAfterALongContext, "samples after the longest context"),
-        (wrong.SamplesOneSeriesPastAFewPatches, "samples of 2 series"),
-        (wrong.OddSeriesWrongWhereAnnounced, "one spike, as announced"),
-        (wrong.OddSeriesWrongWhereAnnounced, "left padded, as announced"),
-        (wrong.AnswersByShape, "another series"),
-        (wrong.RemembersTheLast, "again"),
-        (wrong.SpoiltByAnException, "again_after_an_exception"),
-        (wrong.SpoiltByABreak, "again_after_a_break"),
-        (wrong.WrongAfterSixtyForecasts, "again_after_many_forecasts"),
-        (wrong.WrongInAThread, "again_in_a_thread"),
-        (wrong.ForecastsByOneStepLess, "forecast().mean"),
-        (wrong.TakesTheMedianForTheMean, "forecast() samples: mean"),
-        (wrong.RepeatsSamplesByDefault, "forecast() samples: rows and rounds"),
-        (wrong.DrawsTooClose, "samples: spread"),
-        (wrong.DrawsALittleTooClose, "samples: spread"),
-        (wrong.DrawsTheLastPatchTooClose, "samples: spread of a patch"),
-        (wrong.DrawsAVariateTooClose, "samples: spread of a series and variate"),
-        (wrong.DrawsNormally, "samples: uniform"),
-        (wrong.CopiesARound, "samples: rows and rounds"),
-        (wrong.DrawsTheSameAgain, "samples: rows and rounds"),
-        (wrong.SwapsSeries, "samples of 2 series samples: uniform"),
-        (wrong.SwapsVariates, "3 variates in 2 samples: uniform"),
-        (wrong.SamplesOfTheFirstSeries, "another series samples"),
-        (wrong.RightInTheFirstPatch, "samples: location of a patch"),
-        (wrong.OneNoiseForARow, "samples: neighbouring points"),
-        (wrong.OneNoiseForAllPatches, "samples: patches"),
-        (wrong.OneNoiseForAllVariates, "samples: variates"),
-        (wrong.SamplesTheMean, "samples"),
-        (wrong.ClaimsTotosDraws, "samples: seed for seed"),
+        (announced.WrongOnceAnnounced, "context 4 mean_forecast"),
+        (announced.WrongUnlessAnnounced, "mean_forecast_told_nothing"),
+        (announced.CutsALongContext, "context past the announced"),
+        (announced.WrapsALongHorizon, "horizon past the announced"),
+        (announced.WrongOnMoreThreads, "on one thread more"),
+        (announced.WrongAtTheRowsOfSamples, "batch 16, 1 variates in 1 decode.df"),
+        (announced.WrongInAForecastOfOnePatch, "horizon 1 mean_forecast"),
+        (announced.WrongWithinAPatch, "again_half_a_patch_less"),
+        (announced.SwapsRowsAfterALongContext, "every announced slot mean_forecast"),
+        (samples.SamplesOneValueAfterALongContext, "samples after the longest context"),
+        (samples.SamplesOneSeriesPastAFewPatches, "samples of 2 series"),
+        (kinds.OddSeriesWrongWhereAnnounced, "one spike, as announced"),
+        (kinds.OddSeriesWrongWhereAnnounced, "left padded, as announced"),
+        (histories.AnswersByShape, "another series"),
+        (histories.RemembersTheLast, "again"),
+        (histories.SpoiltByAnException, "again_after_an_exception"),
+        (histories.SpoiltByABreak, "again_after_a_break"),
+        (histories.WrongAfterSixtyForecasts, "again_after_many_forecasts"),
+        (histories.WrongInAThread, "again_in_a_thread"),
+        (entry.ForecastsByOneStepLess, "forecast().mean"),
+        (entry.TakesTheMedianForTheMean, "forecast() samples: mean"),
+        (entry.RepeatsSamplesByDefault, "forecast() samples: rows and rounds"),
+        (samples.DrawsTooClose, "samples: spread"),
+        (samples.DrawsALittleTooClose, "samples: spread"),
+        (samples.DrawsTheLastPatchTooClose, "samples: spread of a patch"),
+        (samples.DrawsAVariateTooClose, "samples: spread of a series and variate"),
+        (samples.DrawsNormally, "samples: uniform"),
+        (samples.CopiesARound, "samples: rows and rounds"),
+        (samples.DrawsTheSameAgain, "samples: rows and rounds"),
+        (samples.SwapsSeries, "samples of 2 series samples: uniform"),
+        (samples.SwapsVariates, "3 variates in 2 samples: uniform"),
+        (samples.SamplesOfTheFirstSeries, "another series samples"),
+        (samples.RightInTheFirstPatch, "samples: location of a patch"),
+        (samples.OneNoiseForARow, "samples: neighbouring points"),
+        (samples.OneNoiseForAllPatches, "samples: patches"),
+        (samples.OneNoiseForAllVariates, "samples: variates"),
+        (samples.SamplesTheMean, "samples"),
+        (samples.ClaimsTotosDraws, "samples: seed for seed"),
     ],
 )
-def test_a_wrong_binding_is_seen_where_it_is_wrong(judge: Judge, binding: type[wrong.Honest], seen_in: str) -> None:
+def test_a_wrong_binding_is_seen_where_it_is_wrong(judge: Judge, binding: type[Honest], seen_in: str) -> None:
     evidence = judge(binding).evidence
     value, _ = worst(evidence)
     assert value > 1.0
@@ -167,19 +171,17 @@ def test_a_wrong_binding_is_seen_where_it_is_wrong(judge: Judge, binding: type[w
 @pytest.mark.parametrize(
     ("binding", "only"),
     [
-        (wrong.GroupsOfTheFirstRow, "rows with groups of their own"),
-        (wrong.TakesPaddingForValues, "left padded"),
-        (wrong.FloorsTheScale, "constant"),
-        (wrong.CutsLargeValues, "large"),
-        (wrong.LosesSmallValues, "small"),
-        (wrong.CutsASpike, "one spike"),
-        (wrong.ReadsMemoryAsItLies, "not contiguous"),
-        (wrong.FillsGapsWithTheMean, "nan under the mask"),
+        (kinds.GroupsOfTheFirstRow, "rows with groups of their own"),
+        (kinds.TakesPaddingForValues, "left padded"),
+        (kinds.FloorsTheScale, "constant"),
+        (kinds.CutsLargeValues, "large"),
+        (kinds.LosesSmallValues, "small"),
+        (kinds.CutsASpike, "one spike"),
+        (kinds.ReadsMemoryAsItLies, "not contiguous"),
+        (kinds.FillsGapsWithTheMean, "nan under the mask"),
     ],
 )
-def test_a_series_of_a_kind_is_the_only_place_where_it_is_seen(
-    judge: Judge, binding: type[wrong.Honest], only: str
-) -> None:
+def test_a_series_of_a_kind_is_the_only_place_where_it_is_seen(judge: Judge, binding: type[Honest], only: str) -> None:
     red = red_in(judge(binding).evidence)
     assert red
     assert all(where.startswith(only) for where in red), red
@@ -201,52 +203,52 @@ def test_a_right_cache_raises_no_alarm_whatever_the_seed(tmp_path: Path, cache: 
 
 
 def test_what_was_refused_is_told(judge: Judge) -> None:
-    assert "from the thread that made me" in judge(wrong.RefusesAThread).evidence.details["thread_refused"]
-    refused = judge(wrong.RefusesWhatIsLonger).evidence.details["refused"]
+    assert "from the thread that made me" in judge(histories.RefusesAThread).evidence.details["thread_refused"]
+    refused = judge(announced.RefusesWhatIsLonger).evidence.details["refused"]
     assert "more than the 10 announced" in refused["context past the announced"]
     assert "more than the 10 announced" in refused["horizon past the announced"]
 
 
 def test_what_was_announced_may_not_be_refused(judge: Judge) -> None:
     with pytest.raises(CandidateError, match="too long for me"):
-        judge(wrong.RefusesTheWorkload)
+        judge(announced.RefusesTheWorkload)
 
 
 def test_a_binding_without_a_forecaster_is_told(judge: Judge) -> None:
-    assert "no forecaster" in judge(wrong.Honest).evidence.details["forecast_entry_point"]
-    assert judge(wrong.WithAForecaster).evidence.details["forecast_entry_point"] == "tried"
+    assert "no forecaster" in judge(Honest).evidence.details["forecast_entry_point"]
+    assert judge(entry.WithAForecaster).evidence.details["forecast_entry_point"] == "tried"
 
 
 def test_the_threads_are_as_many_afterwards(judge: Judge) -> None:
-    judge(wrong.Honest)
+    judge(Honest)
     assert torch.get_num_threads() == 1
 
 
 def test_everything_has_a_reference_and_is_compared(judge: Judge) -> None:
-    evidence = judge(wrong.WithAForecaster).evidence
+    evidence = judge(entry.WithAForecaster).evidence
     assert evidence.details["without_a_reference"] == []
     tried = {one["scenario"] for one in evidence.details["comparisons"]}
     # eager raises on NaN under the mask: nothing is left to compare
-    assert {scenario.name for scenario in all_scenarios(trial_of_binding(wrong.Honest))} - tried == OF_NAN
+    assert {scenario.name for scenario in all_scenarios(trial_of_binding(Honest))} - tried == OF_NAN
     assert "nan under the mask" in evidence.details["refused"]
 
 
 def test_both_controls_are_seen(judge: Judge) -> None:
-    figures = judge(wrong.Honest).evidence.figures
+    figures = judge(Honest).evidence.figures
     for name in ("equivalence_control", "samples_control"):
         control = figures[name].value
         assert control is not None and control > 1.0
 
 
 def test_eager_is_deterministic_and_a_forecast_with_a_memory_is_not(judge: Judge) -> None:
-    for binding, exact in ((wrong.Honest, True), (wrong.RemembersTheLast, False)):
+    for binding, exact in ((Honest, True), (histories.RemembersTheLast, False)):
         value = run_determinism(judge(binding).session).figures["determinism"].value
         assert value is not None
         assert (value == 0.0) is exact
 
 
 def test_the_users_own_criteria_are_figures(judge: Judge) -> None:
-    figures = judge(wrong.Honest).evidence.figures
+    figures = judge(Honest).evidence.figures
     assert (figures["mae_delta"].value, figures["mae_to_eager"].value, figures["mae_sigma"].value) == (0.0, 0.0, 0.0)
-    spoilt = judge(wrong.AnswersByShape).evidence.figures
+    spoilt = judge(histories.AnswersByShape).evidence.figures
     assert spoilt["mae"].value is not None

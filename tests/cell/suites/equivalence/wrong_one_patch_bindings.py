@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tests.cell.suites.equivalence.wrong_bindings import Honest as _Honest
+from tests.cell.suites.equivalence.bindings.honest import Honest as _Honest
 from toto_compat.model.series import Series
 
 LONGEST = 6  # patches of the longest context that the tests' workload announces

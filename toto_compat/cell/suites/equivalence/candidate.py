@@ -97,7 +97,7 @@ def run_candidate(session: Session) -> CandidateAsked:
     again("again_after_many_forecasts")
     trial.quiet.give_way()
     thread_refused = _in_a_thread(lambda: again("again_in_a_thread"))
-    drawn = _samples(session, model)
+    drawn = draw_samples(session, model)
     asking.ask(on_more_threads)
     answers[TOLD_NOTHING] = _told_nothing(trial, series, first)
     save_tensors(answers_file(session.work), asking.answers)
@@ -188,7 +188,7 @@ def _told_nothing(trial: Trial, series: Series, first: Scenario) -> Tensor:
         return model.generate_mean(series, first.horizon * model.patch_size).double()
 
 
-def _samples(session: Session, model: BoundModel) -> Tensors:
+def draw_samples(session: Session, model: BoundModel) -> Tensors:
     """All drawings, the first seed of the first one twice."""
     trial = session.trial
     drawings = drawings_of(trial, session.profile.iterations)
@@ -211,13 +211,13 @@ def drawn_by(model: BoundModel, trial: Trial, drawing: Drawing, *, seed: int) ->
     """Samples under a seed, shape batch, variate, time, samples; of `forecast()` also what it says about them."""
     scenario = drawing.scenario
     series = series_of(trial, scenario, model.patch_size)
+    steps = steps_drawn(trial, drawing, model.patch_size)
     torch.manual_seed(seed)
     if scenario.through_forecast:
-        given, steps = as_a_user_gives_it(series, model.patch_size), steps_drawn(trial, drawing, model.patch_size)
+        given = as_a_user_gives_it(series, model.patch_size)
         forecast = forecaster_of(model).forecast(given, steps, num_samples=drawing.samples)
         told = {f"{seed}.{name}": said(forecast).double() for name, said in SAID_OF_SAMPLES.items()}
         return {str(seed): forecast.samples.double(), **told}
-    steps = steps_drawn(trial, drawing, model.patch_size)
     samples = model.generate_samples(series, steps, num_samples=drawing.samples, samples_per_batch=drawing.per_batch)
     return {str(seed): samples.double()}
 

@@ -6,28 +6,26 @@ unit in the last place. The figure is the worst error over its limit.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 from scipy import stats
 from torch import Tensor
-from toto.inference.forecaster import Forecast
 
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import (
     AGAIN,
     HALF_A_PATCH_LESS,
-    SAID_OF_SAMPLES,
     TOLD_NOTHING,
     CandidateAsked,
     answers_file,
     drawn_by,
     samples_file,
-    steps_drawn,
 )
+from toto_compat.cell.suites.equivalence.comparison import Comparison, Errors
+from toto_compat.cell.suites.equivalence.drawn import compare_samples
 from toto_compat.cell.suites.equivalence.exchange import load_tensors
 from toto_compat.cell.suites.equivalence.reference import Reference, load_references, quantities
-from toto_compat.cell.suites.equivalence.samples import Finding, findings, places
 from toto_compat.cell.suites.equivalence.scenarios import (
     Drawing,
     Scenario,
@@ -57,31 +55,6 @@ METHOD = (
 # Twice: a compiled kernel adds in another order than eager does, which is as right as eager's. This project's choice.
 EAGERS_OWN_ERRORS = 2.0
 CONTROL = CacheRequest(name="sabotaged:position_off_by_one", source="builtin")
-CONTROL_SPREAD = 0.6  # of the samples' positive control: eager's own draws, drawn together
-MOST_SEED_FOR_SEED = 512  # samples that are also held against eager's own seed for seed, if they are said to be
-_SAME_DRAWS = 0.9  # of the first patch, where a binding says that its seeds are toto-ts's: few draws flip by rounding
-
-
-@dataclass(frozen=True)
-class Errors:
-    mae: float
-    rmse: float
-    mape: float
-    max: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One thing compared. `ratio` above 1 means that the candidate is worse than eager's own noise allows."""
-
-    scenario: str
-    quantity: str
-    error: float
-    limit: float
-    ratio: float
-    to_eager: Errors | None = None
-    elements: int = 0
-    told: str = ""
 
 
 def run_compare(session: Session) -> SuiteEvidence:
@@ -106,7 +79,7 @@ def run_compare(session: Session) -> SuiteEvidence:
         control = compare_control(trial, first, reference)
     eager = trial.eager()
     assert isinstance(eager, WholeModel)
-    drawn, draws_control = compare_samples(session, eager, asked)
+    drawn, draws_control, seen = compare_samples(session, eager, asked)
     controls = [control] if session.no_samples else [control, draws_control]
     return SuiteEvidence(
         suite=Suite.EQUIVALENCE,
@@ -117,7 +90,8 @@ def run_compare(session: Session) -> SuiteEvidence:
             "equivalence_control": _control_figure(control, CONTROL.name, missing),
             "samples_control": _not_drawn(session.no_samples)
             if session.no_samples
-            else _control_figure(draws_control, f"eager's draws at {CONTROL_SPREAD} of their spread", []),
+            else _control_figure(draws_control, "eager's own draws, a little closer", []),
+            **seen,
             **mae_figures(session, eager, answers.get(first.name, {}), asked.draws),
         },
         details={
@@ -240,99 +214,6 @@ def errors_between(values: Tensor, reference: Tensor) -> Errors:
         rmse=float(difference.square().mean().sqrt()),
         mape=float((difference / magnitude).mean()),
         max=float(difference.max()),
-    )
-
-
-# --- samples ----------------------------------------------------------------------------------------------------------
-
-
-def compare_samples(
-    session: Session, eager: WholeModel, asked: CandidateAsked
-) -> tuple[list[Comparison], list[Comparison]]:
-    """Judge the candidate's draws by eager, and eager's own drawn together as the control that must not pass."""
-    trial = session.trial
-    drawn = load_tensors(samples_file(session.work))
-    drawings = drawings_of(trial, session.profile.iterations)
-    compared: list[Comparison] = []
-    control: list[Comparison] = []
-    for drawing in drawings:
-        name = drawing.scenario.name
-        if drawing.scenario.through_forecast and not asked.has_forecaster:
-            continue
-        theirs, seeds = drawn.get(name, {}), [str(seed) for seed in drawing.seeds]
-        samples = {seed: theirs[seed] for seed in seeds if seed in theirs}
-        judged = judged_draws(trial, drawing, eager, samples, drawings=len(drawings))
-        compared += judged
-        seed_for_seed = asked.draws == "toto-ts" and drawing.samples <= MOST_SEED_FOR_SEED
-        if control and not seed_for_seed:
-            own = {}  # 3,072 samples take upstream eager more than a minute, and their places need none of it
-        else:
-            own = {str(seed): drawn_by(eager, trial, drawing, seed=seed)[str(seed)].cpu() for seed in drawing.seeds}
-        if seed_for_seed and worst_ratio(judged) < math.inf:
-            compared += [_seed_for_seed(name, samples[seed], own[seed], eager.patch_size) for seed in own]
-        if drawing.scenario.through_forecast and worst_ratio(judged) < math.inf:
-            compared += [one for seed in seeds for one in said_of_samples(trial, name, theirs, seed)]
-        if not control:
-            closer = {seed: _drawn_together(values) for seed, values in own.items()}
-            control = judged_draws(trial, drawing, eager, closer, drawings=len(drawings))
-        trial.quiet.give_way()
-    return compared, control
-
-
-def _drawn_together(samples: Tensor) -> Tensor:
-    centre = samples.mean(dim=-1, keepdim=True)
-    return centre + CONTROL_SPREAD * (samples - centre)
-
-
-def judged_draws(
-    trial: Trial,
-    drawing: Drawing,
-    eager: WholeModel,
-    samples: Mapping[str, Tensor],
-    *,
-    drawings: int,
-) -> list[Comparison]:
-    """Every test of the draws' places, as comparisons; draws of another shape or not finite are no draws at all."""
-    scenario, name = drawing.scenario, drawing.scenario.name
-    shape = (scenario.batch, scenario.variates, steps_drawn(trial, drawing, eager.patch_size), drawing.samples)
-    given = [samples.get(str(seed)) for seed in drawing.seeds]
-    right = [one for one in given if one is not None and one.shape == shape and bool(one.isfinite().all())]
-    if len(right) < len(drawing.seeds):
-        return [Comparison(name, "samples", math.inf, 1.0, math.inf, told="no samples, or not finite ones")]
-    series = series_of(trial, drawing.scenario, eager.patch_size)
-    below = torch.cat([places(eager, series, one.to(series.inputs.device)) for one in right])
-    tested: Sequence[Finding] = findings(
-        below, patch_size=eager.patch_size, series=drawing.scenario.batch, drawings=drawings
-    )
-    return [
-        Comparison(name, f"samples: {one.test}", one.ratio, 1.0, one.ratio, elements=below.numel(), told=one.told)
-        for one in tested
-    ]
-
-
-def said_of_samples(trial: Trial, scenario: str, drawn: Mapping[str, Tensor], seed: str) -> list[Comparison]:
-    """Hold what a `Forecast` says of its samples, their mean for one, against the samples themselves."""
-    samples = drawn[seed]
-    rounding = samples.shape[-1] * torch.finfo(trial.dtype).eps * samples.abs().amax(dim=-1)
-    limit = rounding.clamp_min(torch.finfo(torch.float32).tiny)
-    themselves = Forecast(samples.mean(dim=-1), samples)
-    compared = []
-    for name, said in SAID_OF_SAMPLES.items():
-        told, right = drawn.get(f"{seed}.{name}"), said(themselves)
-        fits = told is not None and told.shape == right.shape
-        ratio = float(((told - right).abs() / limit).max()) if fits else math.inf
-        compared.append(Comparison(scenario, f"samples: {name}", ratio, 1.0, ratio_to_limit(ratio, 1.0)))
-    return compared
-
-
-def _seed_for_seed(scenario: str, samples: Tensor, own: Tensor, patch_size: int) -> Comparison:
-    """The share of the first patch's draws that are toto-ts's own under the same seed."""
-    first, theirs = samples[:, :, :patch_size], own[:, :, :patch_size]
-    spread = theirs.std(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    share = float((((first - theirs).abs() / spread) < 1e-2).double().mean())
-    error, limit = 1.0 - share, 1.0 - _SAME_DRAWS
-    return Comparison(
-        scenario, "samples: seed for seed", error, limit, ratio_to_limit(error, limit), elements=first.numel()
     )
 
 

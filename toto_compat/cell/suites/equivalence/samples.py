@@ -5,6 +5,7 @@ probability below each drawn point is then uniform and independent, whatever the
 draws from eager's distributions. Neither a seed nor the candidate's own `teacher_forced` is needed.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -17,8 +18,8 @@ from toto_compat.model.series import Series
 
 # One false alarm in a million cells, over all tests of a cell. This project's choice.
 FALSE_ALARMS = 1e-6
-_MOST_ROWS = 64  # of a sample batch that are held against eager: more only cost time
-_TAIL = 0.01
+_AT_ONCE = 64  # rows that eager is asked
+_TAILS = (0.01, 0.001)
 _FEWEST_POINTS = 8  # of a row, to say whether it resembles another
 _LEAST_CHANCE = 1e-300  # that a number can hold
 
@@ -32,33 +33,44 @@ class Finding:
     told: str
 
 
-def places(eager: WholeModel, series: Series, samples: Tensor) -> Tensor:
+def places(eager: WholeModel, series: Series, samples: Tensor, *, most_rows: int) -> Tensor:
     """The probability below every drawn point: [row, variate, time], rows being samples times series, in turn."""
     batch, variates, steps, count = samples.shape
     fed_back = steps > eager.patch_size
-    kept = min(count, max(1, _MOST_ROWS // batch)) if fed_back else count
+    kept = min(count, max(1, most_rows // batch)) if fed_back else count
     # spread over all rounds of sampling, not the first rows of the first one
     chosen = torch.linspace(0, count - 1, kept).round().long()
     drawn = samples[..., chosen].permute(3, 0, 1, 2).reshape(kept * batch, variates, steps).to(series.inputs.dtype)
-    below = []
     if fed_back:
-        predictions = eager.predictive(_repeated(series, kept), drawn)
-    else:  # all samples of a series have one distribution
-        predictions = [
-            {name: value.repeat(kept, *[1] * (value.dim() - 1)) for name, value in predicted.items()}
-            for predicted in eager.predictive(series, drawn[:batch])
-        ]
-    for step, predicted in enumerate(predictions):
+        at_once = max(1, _AT_ONCE // batch) * batch
+        return torch.cat(
+            [
+                _below(eager, eager.predictive(_repeated(series, len(rows) // batch), rows), rows)
+                for rows in drawn.split(at_once)
+            ]
+        )
+    # all samples of a series have one distribution
+    predicted = [
+        {name: value.repeat(kept, *[1] * (value.dim() - 1)) for name, value in predicted.items()}
+        for predicted in eager.predictive(series, drawn[:batch])
+    ]
+    return _below(eager, predicted, drawn)
+
+
+def _below(eager: WholeModel, predictions: Sequence[Mapping[str, Tensor]], drawn: Tensor) -> Tensor:
+    """The probability that each predicted distribution gives to what is below the point drawn from it."""
+    below = []
+    for step, whole_patch in enumerate(predictions):
         points = drawn[..., step * eager.patch_size : (step + 1) * eager.patch_size].double()
         # the last patch may have been asked for in part
-        predicted = {name: value[:, :, : points.shape[-1]] for name, value in predicted.items()}  # noqa: PLW2901
+        predicted = {name: value[:, :, : points.shape[-1]] for name, value in whole_patch.items()}
         scaled = (points - predicted["affine_loc"].double()) / predicted["affine_scale"].double()
         df, loc, scale = (predicted[name].double() for name in ("df", "loc", "scale"))
         if "probs" in predicted:
-            each = stats.t.cdf(((scaled.unsqueeze(-1) - loc) / scale).cpu().numpy(), df.cpu().numpy())
+            each = special.stdtr(df.cpu().numpy(), ((scaled.unsqueeze(-1) - loc) / scale).cpu().numpy())
             below.append((torch.from_numpy(each) * predicted["probs"].double().cpu()).sum(-1))
         else:
-            below.append(torch.from_numpy(stats.t.cdf(((scaled - loc) / scale).cpu().numpy(), df.cpu().numpy())))
+            below.append(torch.from_numpy(special.stdtr(df.cpu().numpy(), ((scaled - loc) / scale).cpu().numpy())))
     return torch.cat(below, dim=-1)
 
 
@@ -66,43 +78,89 @@ def _repeated(series: Series, times: int) -> Series:
     return Series(**{name: value.repeat(times, *[1] * (value.dim() - 1)) for name, value in vars(series).items()})
 
 
-def findings(below: Tensor, *, patch_size: int, series: int = 1, drawings: int = 1) -> list[Finding]:
+def scores(below: Tensor) -> Tensor:
+    """Places as a standard normal distribution has them."""
+    # a point at the very end of its distribution is possible, infinity is not a number to reckon with
+    return torch.from_numpy(special.ndtri(below.clamp(1e-12, 1 - 1e-12).numpy()))
+
+
+def findings(
+    below: Tensor, *, patch_size: int, series: int = 1, round_rows: int = 0, drawings: int = 1
+) -> list[Finding]:
     """Test that places are uniform and independent over points, patches, variates, rows and rounds.
 
-    `series` is how many series stand behind the rows, in turn; `drawings` how many of these are made of a cell.
+    `series` is how many series stand behind the rows, in turn; `round_rows` how many rows a round of sampling has, 0
+    if not all of them are here; `drawings` how many of these are made of a cell.
     """
     rows, variates, steps = below.shape
-    # a point at the very end of its distribution is possible, infinity is not a number to reckon with
-    normal = torch.from_numpy(special.ndtri(below.clamp(1e-12, 1 - 1e-12).numpy()))
+    normal = scores(below)
     patches = normal.split(patch_size, dim=-1)
     whole = [patch for patch in patches if patch.shape[-1] == patch_size]
     of_each_series = [normal[number::series, variate] for number in range(series) for variate in range(variates)]
-    places_ = {"": [normal], " of a patch": patches, " of a series and variate": of_each_series}
+    places_ = {" of a patch": patches, " of a series and variate": of_each_series}
+    # a point of a series with all its draws: what is off one way here and the other way there is level on the whole
+    points = normal.unflatten(0, (-1, series)).permute(1, 2, 3, 0).reshape(series * variates * steps, -1)
     scored = [
-        _uniform(below.flatten()),
-        _count("below the lowest hundredth", below < _TAIL),
-        _count("above the highest hundredth", below > 1 - _TAIL),
+        *_as_a_whole(below, normal),
         *(_location(f"location{where}", part) for where, parts in places_.items() for part in parts),
         *(_spread(f"spread{where}", part) for where, parts in places_.items() for part in parts),
+        _locations("locations of points", points),
+        _spreads("spreads of points", points),
+        _spreads("spreads of rows", normal.reshape(rows, -1)),
+        *_of_each_row_of_a_round(normal.reshape(rows, -1), round_rows),
         _together("neighbouring points", normal[..., 1:], normal[..., :-1]),
         # noise that comes again from step to step, as a random state that a graph replays would give
         *(_together("patches", one, other) for one, other in combinations(whole, 2)),
         *(_together("variates", normal[:, one], normal[:, other]) for one, other in combinations(range(variates), 2)),
     ]
-    worst: dict[str, _Scored] = {}
-    for one in scored:
-        if one.test not in worst or one.chance < worst[one.test].chance:
-            worst[one.test] = one
-    # half of the false alarms for all of these, half for the many pairs of rows: they would make the others blind
-    found = [_found(one, drawings * len(scored)) for one in worst.values()]
+    found = _worst_of_each(scored, drawings)
     if rows > 1 and variates * steps >= _FEWEST_POINTS:
         found.append(_found(_rows_apart(normal.reshape(rows, -1)), drawings * rows * (rows - 1) // 2))
     return found
 
 
+def findings_over_all(below: Sequence[Tensor], *, drawings: int) -> list[Finding]:
+    """Test all draws of a cell in one: what is a little off everywhere is seen here first."""
+    together = torch.cat([one.flatten() for one in below])
+    return _worst_of_each(_as_a_whole(together, scores(together)), drawings)
+
+
+def seen_from(points: int, tests: int, *, missed: float = 1e-3) -> tuple[float, float]:
+    """The smallest share by which the spread of this many scores may be off, and the smallest shift in spreads, that
+    are missed no more often than `missed`."""
+    sure = _critical(tests) + float(stats.norm.isf(missed))
+    return sure / (2.0 * points) ** 0.5, sure / points**0.5
+
+
+def number_of_tests(drawings: int) -> int:
+    """How many tests share the false alarms with one that is made over all draws."""
+    return drawings * len(_as_a_whole(torch.full((4,), 0.5), torch.zeros(4)))
+
+
+def drawn_closer(below: Tensor, share: float) -> Tensor:
+    """The same places as if every point had been drawn closer to the middle of its distribution, by a share."""
+    return torch.special.ndtr((1.0 - share) * scores(below))
+
+
+def _worst_of_each(scored: "Sequence[_Scored]", drawings: int) -> list[Finding]:
+    worst: dict[str, _Scored] = {}
+    for one in scored:
+        if one.test not in worst or one.chance < worst[one.test].chance:
+            worst[one.test] = one
+    return [_found(one, drawings * len(scored)) for one in worst.values()]
+
+
+def _critical(tests: int) -> float:
+    """The score that chance exceeds once in a million cells, by any of so many tests.
+
+    Half of the false alarms are for these, half for the many pairs of rows: they would make the others blind.
+    """
+    return float(stats.norm.isf(FALSE_ALARMS / 2.0 / tests / 2.0))
+
+
 def _found(one: "_Scored", tests: int) -> Finding:
-    critical = float(stats.norm.isf(FALSE_ALARMS / 2.0 / tests / 2.0))
-    return Finding(one.test, float(stats.norm.isf(max(one.chance, _LEAST_CHANCE) / 2.0)) / critical, one.told)
+    score = float(stats.norm.isf(max(one.chance, _LEAST_CHANCE) / 2.0))
+    return Finding(one.test, score / _critical(tests), one.told)
 
 
 @dataclass(frozen=True)
@@ -116,6 +174,17 @@ def _either_side(below: float, above: float) -> float:
     return min(1.0, 2.0 * min(below, above))
 
 
+def _as_a_whole(below: Tensor, normal: Tensor) -> list[_Scored]:
+    return [
+        _uniform(below.flatten()),
+        tail_weighted(below.flatten()),
+        *(_count(f"below the lowest {share:g}", below < share, share) for share in _TAILS),
+        *(_count(f"above the highest {share:g}", below > 1 - share, share) for share in _TAILS),
+        _location("location", normal),
+        _spread("spread", normal),
+    ]
+
+
 def _uniform(places_: Tensor) -> _Scored:
     """Kolmogorov-Smirnov: the largest gap between the places and a uniform distribution."""
     tested = stats.kstest(places_.numpy(), "uniform")
@@ -123,10 +192,24 @@ def _uniform(places_: Tensor) -> _Scored:
     return _Scored("uniform", float(tested.pvalue), told)
 
 
-def _count(where: str, seen: Tensor) -> _Scored:
+def tail_weighted(places_: Tensor) -> _Scored:
+    """Anderson-Darling: all gaps, those in the tails with the more weight.
+
+    Its distribution is that of a sum of chi-squares over j (j + 1). Far out the first one alone decides, and the
+    product of the others' parts is the square root of 3; near the middle this chance is too large, which alarms nobody.
+    """
+    ordered = places_.clamp(1e-12, 1 - 1e-12).sort().values
+    count = ordered.numel()
+    weights = 2.0 * torch.arange(1, count + 1, dtype=torch.float64) - 1.0
+    statistic = -count - float((weights * (ordered.log() + (-ordered.flip(0)).log1p())).mean())
+    chance = min(1.0, 3.0**0.5 * float(stats.chi2.sf(2.0 * max(0.0, statistic), 1)))
+    return _Scored("uniform in the tails", chance, f"Anderson-Darling {statistic:.1f}")
+
+
+def _count(where: str, seen: Tensor, share: float) -> _Scored:
     count, of_all = int(seen.sum()), seen.numel()
-    chance = _either_side(stats.binom.cdf(count, of_all, _TAIL), stats.binom.sf(count - 1, of_all, _TAIL))
-    return _Scored(where, chance, f"{count} points, {of_all * _TAIL:.0f} expected")
+    chance = _either_side(stats.binom.cdf(count, of_all, share), stats.binom.sf(count - 1, of_all, share))
+    return _Scored(where, chance, f"{count} points, {of_all * share:.0f} expected")
 
 
 def _location(test: str, normal: Tensor) -> _Scored:
@@ -140,19 +223,53 @@ def _spread(test: str, normal: Tensor) -> _Scored:
     return _Scored(test, chance, f"{(squares / count) ** 0.5:.3f} of the right one")
 
 
+def _locations(test: str, groups: Tensor) -> _Scored:
+    """All groups' locations in one: the sum of their squares."""
+    count, each = groups.shape
+    squares = groups.mean(dim=1).square() * each
+    told = f"the farthest {float(squares.max()) ** 0.5:.1f} standard errors, over {count}"
+    return _Scored(test, float(stats.chi2.sf(float(squares.sum()), count)), told)
+
+
+def _spreads(test: str, groups: Tensor) -> _Scored:
+    """The same for their spreads: each one's place among what chance gives, as a normal score."""
+    count, each = groups.shape
+    squares = groups.square().sum(dim=1).numpy()
+    below = torch.from_numpy(stats.chi2.cdf(squares, each))
+    # from the other side where that is the smaller: 1 - 1e-20 is 1
+    above = torch.from_numpy(stats.chi2.sf(squares, each))
+    smaller = torch.minimum(below, above).clamp_min(_LEAST_CHANCE)
+    far = torch.from_numpy(special.ndtri(smaller.numpy())).square()
+    told = f"the farthest {float(far.max()) ** 0.5:.1f} standard errors, over {count}"
+    return _Scored(test, float(stats.chi2.sf(float(far.sum()), count)), told)
+
+
+def _of_each_row_of_a_round(rows: Tensor, round_rows: int) -> list[_Scored]:
+    """A row of the sampled batch over all rounds: one that is always off is one of many in each of them."""
+    if round_rows < 2 or len(rows) % round_rows:
+        return []
+    of_each = rows.unflatten(0, (-1, round_rows)).transpose(0, 1).flatten(1)
+    return [_locations("locations of a batch's rows", of_each), _spreads("spreads of a batch's rows", of_each)]
+
+
 def _together(test: str, one: Tensor, other: Tensor) -> _Scored:
     """What must not follow each other: points next to each other, patches, variates."""
-    product = one * other
-    score = float(product.mean()) * product.numel() ** 0.5
-    told = f"correlation {float(product.mean()):+.3f}"
-    return _Scored(test, 2.0 * float(stats.norm.sf(abs(score))), told)
+    count = one.numel()
+    if count < _FEWEST_POINTS:
+        return _Scored(test, 1.0, "too few points")
+    correlation = float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])
+    return _Scored(test, _chance_of_correlation(correlation, count), f"correlation {correlation:+.3f}")
+
+
+def _chance_of_correlation(correlation: float, points: int) -> float:
+    """Of two rows of normal scores that know nothing of each other: Student's t, exactly."""
+    size = min(abs(correlation), 1 - 1e-12)
+    return 2.0 * float(stats.t.sf(size * ((points - 2) / (1 - size**2)) ** 0.5, points - 2))
 
 
 def _rows_apart(vectors: Tensor) -> _Scored:
     """No two rows, of one round, of two or of two seeds, may know of each other."""
-    rows, points = vectors.shape
-    correlation = torch.corrcoef(vectors)
-    above = correlation[torch.triu_indices(rows, rows, offset=1).unbind()]
-    worst = float(above.abs().max().clamp(max=1 - 1e-12))
-    chance = 2.0 * float(stats.t.sf(worst * ((points - 2) / (1 - worst**2)) ** 0.5, points - 2))
-    return _Scored("rows and rounds", chance, f"largest correlation {worst:.3f}")
+    worst = float(torch.corrcoef(vectors).fill_diagonal_(0.0).abs().max())
+    return _Scored(
+        "rows and rounds", _chance_of_correlation(worst, vectors.shape[1]), f"largest correlation {worst:.3f}"
+    )

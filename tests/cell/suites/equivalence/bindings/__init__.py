@@ -1,0 +1,1 @@
+"""Bindings that are wrong in one way each, as a user's file could be, by what is wrong with them."""

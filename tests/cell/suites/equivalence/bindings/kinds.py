@@ -1,0 +1,91 @@
+"""Bindings that are wrong on series of one kind."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tests.cell.suites.equivalence.bindings.honest import Honest
+from toto_compat.model.series import Series
+
+
+class GroupsOfTheFirstRow(Honest):
+    def seen(self, series: Series) -> Series:
+        return replace(series, id_mask=series.id_mask[:1].expand_as(series.id_mask).contiguous())
+
+
+class TakesPaddingForValues(Honest):
+    """Of patches that hold nothing at all: the zeros there count as zeros."""
+
+    def seen(self, series: Series) -> Series:
+        empty = ~series.padding_mask.unflatten(-1, (-1, self.patch_size)).any(-1)
+        return replace(series, padding_mask=series.padding_mask | empty.repeat_interleave(self.patch_size, -1))
+
+
+class FloorsTheScale(Honest):
+    """A series without spread gets a little, so as not to divide by nothing."""
+
+    def seen(self, series: Series) -> Series:
+        ends = [torch.where(series.padding_mask, series.inputs, far) for far in (-torch.inf, torch.inf)]
+        flat = ends[0].amax(-1, keepdim=True) == ends[1].amin(-1, keepdim=True)
+        ripple = 1e-3 * torch.arange(series.inputs.shape[-1]).remainder(2)
+        return replace(series, inputs=torch.where(flat & series.padding_mask, series.inputs + ripple, series.inputs))
+
+
+class CutsLargeValues(Honest):
+    def seen(self, series: Series) -> Series:
+        return replace(series, inputs=series.inputs.clamp(-1e6, 1e6))
+
+
+class LosesSmallValues(Honest):
+    """Rounds to six decimals."""
+
+    def seen(self, series: Series) -> Series:
+        small = series.inputs.abs() < 1e-3
+        return replace(series, inputs=torch.where(small, (series.inputs * 1e6).round() / 1e6, series.inputs))
+
+
+class CutsASpike(Honest):
+    def seen(self, series: Series) -> Series:
+        usual = series.inputs.abs().nanquantile(0.9, dim=-1, keepdim=True)
+        return replace(series, inputs=torch.minimum(series.inputs, 100.0 * usual))
+
+
+class ReadsMemoryAsItLies(Honest):
+    """Takes any input for a contiguous one."""
+
+    def seen(self, series: Series) -> Series:
+        shape = series.inputs.shape
+        return replace(series, inputs=series.inputs.as_strided(shape, (shape[1] * shape[2], shape[2], 1)))
+
+
+class FillsGapsWithTheMean(Honest):
+    """Makes numbers of NaN under the mask that eager would make of another series."""
+
+    def seen(self, series: Series) -> Series:
+        nan = series.inputs.isnan()
+        return replace(series, inputs=torch.where(nan, series.inputs.nanmean(-1, keepdim=True), series.inputs))
+
+
+class FillsGapsWithZeros(Honest):
+    """What is under the mask is nobody's business: the forecast of the series without it."""
+
+    def seen(self, series: Series) -> Series:
+        return replace(series, inputs=torch.where(series.padding_mask, series.inputs, 0.0))
+
+
+class AnswersGapsWithNan(Honest):
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        if series.inputs.isnan().any():
+            return torch.full((*series.inputs.shape[:2], horizon_steps), torch.nan)
+        return super().generate_mean(series, horizon_steps)
+
+
+class OddSeriesWrongWhereAnnounced(Honest):
+    """A path of its own for announced shapes, upstream's for all others; the first cuts spikes and takes padding for
+    values."""
+
+    def seen(self, series: Series) -> Series:
+        if series.inputs.shape[0] not in self.batch_sizes or series.inputs.shape[1] > 1:
+            return series
+        return CutsASpike.seen(self, TakesPaddingForValues.seen(self, series))  # type: ignore[arg-type]

@@ -1,0 +1,25 @@
+"""One thing compared: how far off it was, and what that was held against."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Errors:
+    mae: float
+    rmse: float
+    mape: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One thing compared. `ratio` above 1 means that the candidate is worse than eager's own noise allows."""
+
+    scenario: str
+    quantity: str
+    error: float
+    limit: float
+    ratio: float
+    to_eager: Errors | None = None
+    elements: int = 0
+    told: str = ""
