@@ -12,7 +12,7 @@ torch: Any = pytest.importorskip("torch")
 from torch._dynamo.utils import counters  # noqa: E402
 from torch._logging._internal import log_state  # noqa: E402
 
-from toto_compat.cell.live import CompilerWatch  # noqa: E402
+from toto_compat.cell.live import WITHOUT_DYNAMO, CompilerWatch  # noqa: E402
 from toto_compat.contract.bucket_messages import BUCKET_LOGGER, compiling_bucket  # noqa: E402
 from toto_compat.contract.events import EventKind  # noqa: E402
 from toto_compat.contract.torch_releases import config_name  # noqa: E402
@@ -275,3 +275,27 @@ def test_what_fixed_size_says_about_its_buckets_is_an_event_and_not_printed(capf
     ]
     assert (logger.level, logger.propagate, list(logger.handlers)) == before
     assert "decode step" not in "".join(capfd.readouterr())
+
+
+def test_a_graph_that_is_compiled_without_dynamo_is_counted_where_it_was_handed_over() -> None:
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def wave(x: Any) -> Any:
+        return (torch.sin(x) + x,)
+
+    x = torch.ones(4)
+    with torch.no_grad(), CompilerWatch() as watch:
+        for _ in range(2):
+            compile_fx_inner(make_fx(wave, tracing_mode="fake")(x), [x])
+    starts = watch.compile_starts
+    assert [start.compile_id for start in starts] == [WITHOUT_DYNAMO] * 2
+    assert {start.file.rpartition("/")[2] for start in starts} == {"test_live.py"}
+    assert len({start.line for start in starts}) == 1
+
+
+def test_what_dynamo_hands_to_inductor_is_counted_once() -> None:
+    torch._dynamo.reset()
+    with CompilerWatch() as watch:
+        torch.compile(lambda x: torch.cos(x) + 3)(torch.ones(4))
+    assert len(watch.compile_starts) == 1

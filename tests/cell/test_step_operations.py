@@ -161,3 +161,55 @@ def test_a_step_that_the_compiled_forecast_does_not_show_counts_nothing() -> Non
 
 def test_a_forecast_that_shows_no_step_has_no_shares() -> None:
     assert active_shares({}, {0: StepOperations(outside=10)}) == {}
+
+
+def test_what_compiled_graphs_take_a_crumb_of_was_done_by_somebody_else() -> None:
+    eager = {0: StepOperations(outside=10), 1: StepOperations(outside=10)}
+    crumb = StepOperations(outside=1, compiled_calls=1, microseconds=1000.0, compiled_microseconds=10.0)
+    step = StepOperations(outside=1, compiled_calls=1, microseconds=1000.0, compiled_microseconds=700.0)
+    assert active_shares({0: crumb, 1: crumb}, eager) == {0: 0.9, 1: 0.0}
+    assert active_shares({0: crumb, 1: step}, eager) == {0: 0.9, 1: 0.9}
+
+
+def test_one_step_that_the_machine_held_up_is_no_crumb() -> None:
+    eager = {step: StepOperations(outside=10) for step in (1, 2)}
+    held_up = StepOperations(outside=1, compiled_calls=1, microseconds=90_000.0, compiled_microseconds=300.0)
+    step = StepOperations(outside=1, compiled_calls=1, microseconds=1000.0, compiled_microseconds=700.0)
+    assert active_shares({1: held_up, 2: step}, eager) == {1: 0.9, 2: 0.9}
+
+
+def test_work_that_calls_no_operator_leaves_a_crumb_of_the_time_to_compiled_code() -> None:
+    values = X.numpy()
+    crumb = torch.compile(lambda x: x + 1)
+
+    def step() -> None:
+        crumb(X)
+        sum(float(value) for _ in range(400) for value in values.flat)  # as an extension would: no operator of torch
+
+    operations = counted(step, step)
+    eager = {number: StepOperations(outside=10) for number in (0, 1)}
+    assert active_shares(operations, eager)[1] == 0.0
+
+
+def test_an_operator_that_was_defined_in_a_namespace_of_torchs_own_hides_nothing() -> None:
+    counted(lambda: wave(X))  # as upstream's are, before anybody's file is imported
+    with torch.library._scoped_library("inductor", "FRAGMENT") as library:
+        library.define("toto_compat_tests_step(Tensor x) -> Tensor")
+        library.impl("toto_compat_tests_step", lambda x: wave(wave(x)), "CPU")
+        library.impl("toto_compat_tests_step", torch.empty_like, "Meta")
+        fast = torch.compile(lambda x: torch.ops.inductor.toto_compat_tests_step(x) + 1)
+        (step,) = counted(lambda: fast(X)).values()
+    assert step.compiled_calls == 1
+    assert step.outside >= 6
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_an_operator_of_torchs_own_that_was_given_another_kernel_hides_nothing() -> None:
+    counted(lambda: wave(X))
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        # what Inductor's own code calls of it
+        library.impl("mm.out", lambda x, _, *, out: out.copy_(wave(wave(x))), "CPU")
+        fast = torch.compile(lambda x: torch.mm(x, x))
+        (step,) = counted(lambda: fast(X)).values()
+    assert step.compiled_calls == 1
+    assert step.outside >= 6

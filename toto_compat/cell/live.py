@@ -1,10 +1,12 @@
 """What the compiler does in this process, as it happens: events, compilations started, graphs."""
 
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from traceback import FrameSummary
 from types import CodeType, TracebackType
 from typing import Any, Self
@@ -21,6 +23,7 @@ import torch._logging._internal as torch_logging
 from torch._dynamo import convert_frame, symbolic_convert
 from torch._dynamo.exc import SkipFrame
 from torch._dynamo.utils import counters
+from torch._inductor import compile_fx
 
 from toto_compat.contract.bucket_messages import BUCKET_LOGGER
 from toto_compat.contract.events import Event, EventKind
@@ -29,6 +32,9 @@ from toto_compat.contract.torch_messages import LIVE, SEVERITIES, parse_messages
 
 # Turned on for us alone. Which of the last two carries cudagraph skips depends on the release; both exist on all.
 _ARTIFACTS = ("recompiles", "graph_breaks", "perf_hints", "cudagraphs")
+
+
+WITHOUT_DYNAMO = "without dynamo/0"  # in place of a compile id: a first compilation, as of a code object of its own
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,7 @@ class CompilerWatch:
             undo.enter_context(_bucket_records_to(self._record))
             undo.enter_context(_every_graph_break_logged())
             undo.enter_context(_compilations_within(self._compilation))
+            undo.enter_context(_inductor_compilations_to(self._inductor_started))
             undo.enter_context(_graph_breaks_to(self._graph_broke))
             self._undo = undo.pop_all()
         self._watching = True
@@ -177,9 +184,26 @@ class CompilerWatch:
         finally:
             self._compilations.pop()
 
+    def _inductor_started(self, graph: Any) -> None:
+        """Count what is compiled without dynamo: what dynamo compiles is counted there."""
+        if not self._compilations:
+            self.phases[-1].compile_starts.append(_without_dynamo(graph))
+
     def _graph_broke(self, reason: str, stack: Sequence[FrameSummary]) -> None:
         if self._compilations and not self._compilations[-1].breaks_logged:
             self.phases[-1].events.append(_unlogged_break(self._compilations[-1].start, reason, stack))
+
+
+def _without_dynamo(graph: Any) -> CompileStart:
+    """Name a graph that somebody gave to Inductor by hand by where that was done: the frame that is nearest to it."""
+    torchs = str(Path(torch.__file__).parent)
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith((torchs, __file__)):
+        frame = frame.f_back
+    if frame is None:
+        return CompileStart(WITHOUT_DYNAMO, str(type(graph).__name__), "", 0)
+    code = frame.f_code
+    return CompileStart(WITHOUT_DYNAMO, code.co_name, shorten_path(code.co_filename), frame.f_lineno)
 
 
 def _flat_counters() -> Counter[str]:
@@ -328,6 +352,23 @@ def _graph_breaks_to(take: Callable[[str, Sequence[FrameSummary]], None]) -> Ite
 
     original = symbolic_convert.InstructionTranslator.run
     with mock.patch.object(symbolic_convert.InstructionTranslator, "run", run_and_report):
+        yield
+
+
+@contextmanager
+def _inductor_compilations_to(take: Callable[[Any], None]) -> Iterator[None]:
+    """Report every graph that Inductor begins to compile or to look up, whoever hands it over."""
+    original = getattr(compile_fx, "_compile_fx_inner", None)
+    if original is None:  # torch 2.4
+        yield
+        return
+
+    def report_and_compile(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        take(graph)
+        return original(graph, *args, **kwargs)
+
+    # looked up by its name at each call, unlike `compile_fx_inner`, which is the default of an argument
+    with mock.patch.object(compile_fx, "_compile_fx_inner", report_and_compile):
         yield
 
 

@@ -9,6 +9,7 @@ from tests.cell.suites.equivalence.bindings.honest import Honest
 from tests.cell.suites.equivalence.test_wrong_bindings import PROFILE, compared, reference, trial_of_binding, two_layers
 from toto_compat.cell.kept import KeptFromTheCandidate
 from toto_compat.cell.session import Session
+from toto_compat.cell.suites.equivalence import candidate
 from toto_compat.cell.suites.equivalence.reference import load_references
 from toto_compat.contract.references import REFERENCES_FOLDER, read_references
 from toto_compat.contract.suites import Group
@@ -18,7 +19,10 @@ __all__ = ["reference", "two_layers"]
 pytestmark = pytest.mark.cell
 
 
-def test_evidence_is_the_same_with_given_references_as_with_own(reference: Path, tmp_path: Path) -> None:
+def test_evidence_is_the_same_with_given_references_as_with_own(
+    reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidate, "FORECASTS_AN_ITERATION", 0)  # else the number of forecasts is drawn each time
     maker = KeptFromTheCandidate(reference)
     maker.after(Group.REFERENCE)
     maker.hand_over()

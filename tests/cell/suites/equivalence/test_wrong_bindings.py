@@ -14,7 +14,7 @@ from tests.cell.suites.equivalence.bindings import announced, entry, histories, 
 from tests.cell.suites.equivalence.bindings.honest import Honest
 from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
-from toto_compat.cell.suites.equivalence import scenarios
+from toto_compat.cell.suites.equivalence import candidate, scenarios
 from toto_compat.cell.suites.equivalence.candidate import run_candidate
 from toto_compat.cell.suites.equivalence.compare import run_compare, run_determinism
 from toto_compat.cell.suites.equivalence.reference import run_reference
@@ -38,6 +38,8 @@ def two_layers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHAPES, "tiny", TWO_LAYERS)
         patch.setattr(scenarios, "MANY_ROWS", 256)  # of nearly right samples there is a test of their own
+        patch.setattr(candidate, "FEWEST_FORECASTS", 100)
+        patch.setattr(candidate, "FORECASTS_AN_ITERATION", 10)
         yield
 
 
@@ -139,6 +141,10 @@ def test_an_honest_binding_is_equivalent(judge: Judge, binding: type[Honest]) ->
         (histories.SpoiltByAnException, "again_after_an_exception"),
         (histories.SpoiltByABreak, "again_after_a_break"),
         (histories.WrongAfterSixtyForecasts, "again_after_many_forecasts"),
+        (histories.WrongNowAndThen, "many_forecasts"),
+        (histories.WrongAfterSampling, "again_after_samples"),
+        (histories.WrongAfterAnHour, "again_another_day"),
+        (histories.RightInContinuousIntegration, "again_another_day"),
         (histories.WrongInAThread, "again_in_a_thread"),
         (entry.ForecastsByOneStepLess, "forecast().mean"),
         (entry.TakesTheMedianForTheMean, "forecast() samples: mean"),

@@ -1,10 +1,14 @@
 """The candidate's answers to what upstream eager was asked, and to the same asked in other ways."""
 
+import os
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from pydantic import Field
@@ -39,9 +43,17 @@ AGAIN = (
     "again_after_an_exception",
     "again_after_a_break",
     "again_after_many_forecasts",
+    "again_another_day",
     "again_in_a_thread",
+    "again_after_samples",
 )
-MANY_FORECASTS = 100  # of one patch, which take little: what wears out or counts its forecasts shows after them
+MANY = (
+    "many_forecasts"  # [forecast, batch, variate, time]: two series in turn, each must be forecast as it was at first
+)
+# Of one patch, which take little: what wears out or counts its forecasts shows in them. How many is drawn: who knew the
+# number could be right until then. At most this many more for each iteration of the profile.
+FEWEST_FORECASTS = 150
+FORECASTS_AN_ITERATION = 50
 TOLD_NOTHING = "mean_forecast_told_nothing"
 
 
@@ -91,13 +103,14 @@ def run_candidate(session: Session) -> CandidateAsked:
     again("again_after_an_exception")
     _break_off(model, series, first.horizon * model.patch_size)
     again("again_after_a_break")
-    for _ in range(MANY_FORECASTS):
-        with blaming_the_candidate():
-            model.generate_mean(series, model.patch_size)
+    answers[MANY] = _many_forecasts(session, model, (series, series_of(trial, other, model.patch_size)))
     again("again_after_many_forecasts")
+    with another_day():
+        again("again_another_day")
     trial.quiet.give_way()
     thread_refused = _in_a_thread(lambda: again("again_in_a_thread"))
     drawn = draw_samples(session, model)
+    again("again_after_samples")
     asking.ask(on_more_threads)
     answers[TOLD_NOTHING] = _told_nothing(trial, series, first)
     save_tensors(answers_file(session.work), asking.answers)
@@ -163,6 +176,36 @@ def _break_off(model: BoundModel, series: Series, steps: int) -> None:
 
     with suppress(BrokenOffError), observed(model, impatient):
         model.generate_mean(series, steps)
+
+
+def _many_forecasts(session: Session, model: BoundModel, series: tuple[Series, Series]) -> Tensor:
+    """Two series in turn, as often as was drawn, which nobody can know; of an even number."""
+    most = FEWEST_FORECASTS + FORECASTS_AN_ITERATION * session.profile.iterations
+    pairs = random.SystemRandom().randint(FEWEST_FORECASTS, most) // 2
+    with blaming_the_candidate():
+        forecasts = [model.generate_mean(one, model.patch_size) for _ in range(pairs) for one in series]
+        return torch.stack(forecasts).double()
+
+
+@contextmanager
+def another_day() -> Iterator[None]:
+    """The clocks that Python shows are a year on, and it is no CI machine, or one if it was none.
+
+    What is kept for some time runs out meanwhile. A clock that was taken by its name before, or read in C, is right.
+    """
+    later = {
+        name: _moved(getattr(time, name), 400 * 86400 * (10**9 if name.endswith("_ns") else 1))
+        for name in ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
+    }
+    variables = {key: value for key, value in os.environ.items() if key != "CI"}
+    if "CI" not in os.environ:
+        variables["CI"] = "true"
+    with mock.patch.multiple(time, **later), mock.patch.dict(os.environ, variables, clear=True):
+        yield
+
+
+def _moved(clock: Callable[[], float], by: int) -> Callable[[], float]:
+    return lambda: clock() + by
 
 
 def _in_a_thread(ask: Callable[[], None]) -> str:

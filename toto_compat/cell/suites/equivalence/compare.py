@@ -16,6 +16,7 @@ from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import (
     AGAIN,
     HALF_A_PATCH_LESS,
+    MANY,
     TOLD_NOTHING,
     CandidateAsked,
     answers_file,
@@ -45,11 +46,12 @@ from toto_compat.model.bound import BoundModel, WholeModel
 METHOD = (
     "distribution parameters under teacher forcing (upstream eager's own forecast fed to all) and the free-running "
     "mean forecast, RMSE to a float64 upstream-eager reference over max(2x eager's own error, error of eager with "
-    "inputs moved by one ulp); one series again after another, after other shapes, after an exception, after a break,"
-    " after a hundred forecasts and in a second thread, exactly; also with one thread more, with nothing announced, "
-    "and by forecast() with its defaults; past the announced lengths an error is an answer, a wrong number is not; of"
-    " NaN under the mask an answer is an error, NaN, eager's forecast with zeros there, or what eager makes of it "
-    "without torch's checks; samples by their places in the distributions that eager gives them; worst ratio; NaN is "
+    "inputs moved by one ulp); one series again after another, after other shapes, after an exception, after a break, "
+    "after and during a drawn number of forecasts, with the clocks a year on, after sampling and in a second thread, "
+    "exactly; also with one thread more, with nothing announced, and by forecast() with its defaults; past the "
+    "announced lengths an error is an answer, a wrong number is not; of NaN under the mask an answer is an error, NaN, "
+    "eager's forecast with zeros there, or what eager makes of it without torch's checks; samples by their places in "
+    "the distributions that eager gives them, with one false alarm in a million cells; worst ratio; NaN is "
     "infinite"
 )
 # Twice: a compiled kernel adds in another order than eager does, which is as right as eager's. This project's choice.
@@ -192,7 +194,18 @@ def compare_again(
             compared.append(_compared(first.name, "mean_forecast", again, reference))
         else:
             compared.append(Comparison(first.name, how, error, 0.0, ratio_to_limit(error, 0.0)))
-    return compared
+    return [*compared, _compare_many(first, answers.get(MANY), reference)]
+
+
+def _compare_many(first: Scenario, many: Tensor | None, reference: Reference) -> Comparison:
+    """Hold every one of many forecasts of two series in turn against the first of its series."""
+    if many is None or len(many) < 4 or not many.isfinite().all():
+        return Comparison(first.name, MANY, math.inf, 0.0, math.inf, told="no answer, or not a finite one")
+    series = many.unflatten(0, (-1, 2))
+    error = float((series[1:] - series[:1]).abs().max())
+    # a device that does not repeat exactly: eager's own noise
+    limit = 0.0 if many.device.type == "cpu" else _limit("mean_forecast", reference)
+    return Comparison(first.name, MANY, error, limit, ratio_to_limit(error, limit), told=f"{len(many)} forecasts")
 
 
 def compare_control(trial: Trial, first: Scenario, reference: Reference) -> list[Comparison]:

@@ -1,6 +1,8 @@
 """Bindings whose answer depends on what they were asked before, how often, and by whom."""
 
+import os
 import threading
+import time
 from typing import Any
 
 import torch
@@ -92,3 +94,50 @@ class WrongAfterSixtyForecasts(Honest):
     def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
         self.asked += 1
         return super().generate_mean(series, horizon_steps) + (1e-3 if self.asked > 60 else 0.0)
+
+
+class WrongNowAndThen(Honest):
+    """In one forecast of seventy-three, and right again in the next."""
+
+    asked = 0
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        self.asked += 1
+        return super().generate_mean(series, horizon_steps) + (1e-3 if self.asked % 73 == 0 else 0.0)
+
+
+class WrongAfterSampling(Honest):
+    """Keeps what the samples left in its buffers."""
+
+    sampled = 0
+
+    def generate_samples(self, series: Series, horizon_steps: int, **asked: int) -> Tensor:
+        self.sampled += asked["num_samples"]
+        return super().generate_samples(series, horizon_steps, **asked)
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        return super().generate_mean(series, horizon_steps) + (1e-3 if self.sampled > 300 else 0.0)
+
+
+class WrongAfterAnHour(Honest):
+    """Takes what it kept for an hour to be old then, and forecasts without it."""
+
+    def __init__(self, *bound: Any) -> None:
+        super().__init__(*bound)
+        self.made = time.monotonic()
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        old = time.monotonic() - self.made > 3600
+        return super().generate_mean(series, horizon_steps) + (1e-3 if old else 0.0)
+
+
+class RightInContinuousIntegration(Honest):
+    """Knows where it is looked at: right there, and in a process of the kind that it was made in."""
+
+    def __init__(self, *bound: Any) -> None:
+        super().__init__(*bound)
+        self.made_in = os.environ.get("CI")
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        elsewhere = os.environ.get("CI") != self.made_in
+        return super().generate_mean(series, horizon_steps) + (1e-3 if elsewhere else 0.0)
