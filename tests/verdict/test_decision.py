@@ -227,6 +227,20 @@ def test_the_sentence_names_the_caches_part_and_compiles_part_of_the_gain() -> N
     assert "(1.3x from the cache, 1.9x more from compile)" in sentence
 
 
+def test_the_parts_of_a_users_file_are_said_to_be_by_its_own_eager_side() -> None:
+    good = good_result()
+    cache = good.request.cache.model_copy(update={"source": "mine.py:Cache"})
+    own = good.model_copy(update={"request": good.request.model_copy(update={"cache": cache})})
+    sentence = decided(own).devices[Device.CPU].sentence
+    assert "(1.3x from the cache, 1.9x more from compile, the parts by its own eager side)" in sentence
+
+
+def test_an_eager_side_that_sleeps_does_not_add_to_what_compile_gains() -> None:
+    sleepy = with_suite(good_result(), Suite.SPEED, speed_of(speed_run(upstream_ms=100, cache_ms=900, compiled_ms=40)))
+    sentence = decided(sleepy).devices[Device.CPU].sentence
+    assert "0.1x from the cache, 2.5x more from compile" in sentence
+
+
 def test_seeded_weights_are_said_so() -> None:
     seeded = good_result()
     trained = seeded.model_copy(update={"request": seeded.request.model_copy(update={"checkpoint_folder": "weights"})})

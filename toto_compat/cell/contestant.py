@@ -24,7 +24,7 @@ from torch import Tensor
 from toto_compat.cell.group import die_with_the_orchestrator, failure_of
 from toto_compat.cell.live import CompilerWatch
 from toto_compat.cell.process_tree import tree_cpu_seconds
-from toto_compat.cell.switches import changed, switches
+from toto_compat.cell.tampering import watching_the_candidate
 from toto_compat.cell.trial import CandidateError, blaming_the_candidate, synchronise
 from toto_compat.contract.request import CompileSettings
 from toto_compat.contract.result import Failure
@@ -175,26 +175,21 @@ def _serve(
     watch = CompilerWatch()
     if watched:
         watch.__enter__()  # to the end of this process
-    before = switches()
     try:
-        model = make_model()
-        introduction = Introduction(patch_size=model.patch_size, cache_class=model.cache_class)
-        connection.send_bytes(_READY + introduction.model_dump_json().encode())
-        while (asked := connection.recv_bytes()) != _STOP:
-            if asked == _COUNT:
-                connection.send_bytes(_COUNTED + json.dumps(len(watch.phases[-1].compile_starts)).encode())
-                watch.mark("since it was asked")
-                continue
-            horizon, samples, per_batch = (int.from_bytes(asked[at : at + 8], "big") for at in (0, 8, 16))
-            series = _series_of(asked[24:], device)
-            with blaming_the_candidate():
-                if samples:
-                    forecast = model.generate_samples(series, horizon, num_samples=samples, samples_per_batch=per_batch)
-                else:
-                    forecast = model.generate_mean(series, horizon)
-                synchronise(device)
-            connection.send_bytes(_FORECAST + save({"forecast": _plain(forecast)}))
-        connection.send_bytes(_ENDED + json.dumps(changed(before, switches(), settings)).encode())
+        with watching_the_candidate(settings) as touched_by_it:
+            model = make_model()
+            introduction = Introduction(patch_size=model.patch_size, cache_class=model.cache_class)
+            connection.send_bytes(_READY + introduction.model_dump_json().encode())
+            while (asked := connection.recv_bytes()) != _STOP:
+                if asked == _COUNT:
+                    connection.send_bytes(_COUNTED + json.dumps(len(watch.phases[-1].compile_starts)).encode())
+                    watch.mark("since it was asked")
+                    continue
+                with blaming_the_candidate():
+                    forecast = _forecast_of(model, asked, device)
+                    synchronise(device)
+                connection.send_bytes(_FORECAST + save({"forecast": _plain(forecast)}))
+            connection.send_bytes(_ENDED + json.dumps(touched_by_it()).encode())
     except Exception as error:
         cause = error.cause if isinstance(error, CandidateError) else error
         failed = Failed(by_the_model=isinstance(error, CandidateError), failure=failure_of(cause))
@@ -204,3 +199,11 @@ def _serve(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # what is to be done at the end of the process that this one is a fork of is not this one's to do
+
+
+def _forecast_of(model: BoundModel, asked: bytes, device: str) -> Tensor:
+    horizon, samples, per_batch = (int.from_bytes(asked[at : at + 8], "big") for at in (0, 8, 16))
+    series = _series_of(asked[24:], device)
+    if samples:
+        return model.generate_samples(series, horizon, num_samples=samples, samples_per_batch=per_batch)
+    return model.generate_mean(series, horizon)

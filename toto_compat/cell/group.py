@@ -60,24 +60,29 @@ def run_group(request: CellRequest, group: Group, save: Callable[[GroupResult], 
         import torch
 
         from toto_compat.cell.session import Session
-        from toto_compat.cell.switches import changed, switches
+        from toto_compat.cell.tampering import watching_the_candidate
 
         torch.set_num_threads(request.limits.threads)
-        session, before = Session.of(request, quiet), switches()
-        for result in _results(session, request, group):
-            touched = changed(before, switches(), request.settings) if group.rule.imports_the_candidate else ()
-            touched += session.changed_elsewhere
-            known = {"cache_class": session.cache_class, "changed": touched, "facts": torch_facts()}
-            save(result.model_copy(update=known))
+        session = Session.of(request, quiet)
+        for suite in _asked_of(request, group):
+            suite_function(suite.rule.runners[group])  # imported before any candidate is
+        with watching_the_candidate(request.settings) as touched_by_it:
+            for result in _results(session, request, group):
+                touched = touched_by_it() if group.rule.imports_the_candidate else ()
+                touched += session.changed_elsewhere
+                known = {"cache_class": session.cache_class, "changed": touched, "facts": torch_facts()}
+                save(result.model_copy(update=known))
+
+
+def _asked_of(request: CellRequest, group: Group) -> list[Suite]:
+    return [suite for suite in suites_of(group) if suite in request.profile.suites]
 
 
 def _results(session: Any, request: CellRequest, group: Group) -> Iterator[GroupResult]:
     """Return what there is after each suite of the group that was asked for."""
     evidence: dict[Suite, SuiteEvidence] = {}
     measurements: dict[Suite, dict[str, Any]] = {}
-    for suite in suites_of(group):
-        if suite not in request.profile.suites:
-            continue
+    for suite in _asked_of(request, group):
         outcome = measured(suite, partial(_run_suite, suite.rule.runners[group], session))
         if isinstance(outcome, SuiteEvidence):
             evidence[suite] = outcome

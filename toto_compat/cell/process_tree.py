@@ -2,8 +2,10 @@
 lack memory.
 """
 
+import contextlib
 import ctypes
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,8 @@ OUT_OF_MEMORY_TEXTS = (
 )
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, nothing is written there
+_PR_SET_CHILD_SUBREAPER = 36
 _OWN_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 
@@ -93,6 +97,34 @@ def tree_rss(root: int) -> int:
 def tree_own_bytes(root: int) -> int:
     """What a process and all its descendants hold of their own."""
     return _over_the_tree(root, own_bytes)
+
+
+def tree_file_bytes(root: int) -> int:
+    """What lies in files that a process and its descendants hold open or mapped to write to, memfd among them, and in
+    those that this user has in shared memory: a process that maps nothing of it has none of it in its own count.
+    """
+    held: dict[tuple[int, int], int] = {}
+    folders = [Path(f"/proc/{pid}/{kind}") for pid in tree_of(root) for kind in ("fd", "map_files")]
+    for folder in (*folders, _SHARED_MEMORY):
+        with contextlib.suppress(OSError):
+            for entry in folder.iterdir():
+                _add_file(held, entry)
+    return sum(held.values())
+
+
+def _add_file(held: dict[tuple[int, int], int], entry: Path) -> None:
+    """Count a file once however often it is open; libraries are mapped to be read, and the kernel may drop them."""
+    try:
+        file, writable = entry.stat(), bool(entry.lstat().st_mode & stat.S_IWUSR)
+    except OSError:
+        return
+    if stat.S_ISREG(file.st_mode) and writable and file.st_uid == os.getuid():
+        held[file.st_dev, file.st_ino] = file.st_blocks * 512
+
+
+def keep_orphans() -> None:
+    """Have processes whose parent ends become this one's children, so that a daemon stays in the tree."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def tree_cpu_seconds(root: int) -> float:

@@ -34,7 +34,8 @@ def gain_of(cell: JudgedCell) -> Gain | None:
         least=least,
         median=upstream / compiled,
         from_cache=upstream / same_cache,
-        from_compile=same_cache / compiled,
+        # no more than the whole: an eager side slower than upstream's would be what compile makes good
+        from_compile=min(same_cache, upstream) / compiled,
         processes=len(timed) if isinstance(timed, list) else 1,
     )
 
@@ -49,11 +50,22 @@ def gain_text(cells: Sequence[JudgedCell]) -> str:
         return ""
     smallest = min(gains, key=lambda gain: gain.least)
     processes = min(gain.processes for gain in gains)
-    parts = f"{smallest.from_cache:.1f}x from the cache, {smallest.from_compile:.1f}x more from compile"
+    parts = (
+        f"{smallest.from_cache:.1f}x from the cache, {smallest.from_compile:.1f}x more from compile{_by_whom(cells)}"
+    )
     if processes >= FEWEST_PROCESSES:
         return f"at least {smallest.least:.2f}x faster than upstream eager over {processes} processes ({parts})"
     in_how_many = "one process" if processes == 1 else f"{processes} processes"
     return f"about {smallest.median:.1f}x faster than upstream eager in {in_how_many} ({parts})"
+
+
+def _by_whom(cells: Sequence[JudgedCell]) -> str:
+    """Say who told the parts: a user's file brings its own eager side, and nobody but it knows how long that must take.
+
+    The whole is against upstream eager, in a process that the file is not in.
+    """
+    builtin = all(cell.result.request.cache.source == "builtin" for cell in cells)
+    return "" if builtin else ", the parts by its own eager side"
 
 
 def weights_text(cells: Sequence[JudgedCell]) -> str:

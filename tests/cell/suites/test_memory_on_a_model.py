@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,11 @@ def fixed_size() -> BoundModel:
 KEPT: list[object] = []
 
 
+@dataclass(frozen=True)
+class ShmFile:
+    path: Path
+
+
 def keep_tensor(megabytes: int = 1) -> None:
     KEPT.append(torch.ones(megabytes * MB, dtype=torch.uint8))
 
@@ -120,6 +127,20 @@ def keep_native_memory() -> None:
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
     address = libc.malloc(MB)
     ctypes.memset(address, 1, MB)
+
+
+def keep_memfd() -> None:
+    """Memory behind a descriptor, mapped nowhere."""
+    file = os.memfd_create("toto_compat_tests")
+    os.write(file, b"1" * MB)
+    KEPT.append(os.fdopen(file, "rb"))  # closed when it is let go
+
+
+def keep_shared_memory() -> None:
+    """A file in shared memory that nobody has open."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", delete=False) as file:
+        file.write(b"1" * MB)
+    KEPT.append(ShmFile(Path(file.name)))
 
 
 def keep_cycle() -> None:
@@ -133,6 +154,8 @@ LEAKS: dict[str, Callable[[int, bool], None]] = {
     "a tensor of every forecast": lambda _number, _sampled: keep_tensor(),
     "a tensor of every other forecast": lambda number, _sampled: keep_tensor() if number % 2 else None,
     "native memory of every forecast": lambda _number, _sampled: keep_native_memory(),
+    "a memfd of every forecast": lambda _number, _sampled: keep_memfd(),
+    "a file in shared memory": lambda _number, _sampled: keep_shared_memory(),
     "a tensor of sampled forecasts": lambda _number, sampled: keep_tensor() if sampled else None,
     "as much in one burst": lambda number, _sampled: keep_tensor(60) if number == WARM_UP + 40 else None,
 }
@@ -142,6 +165,9 @@ LEAKS: dict[str, Callable[[int, bool], None]] = {
 def nothing_kept() -> Any:
     torch.set_num_threads(1)
     yield
+    for one in KEPT:
+        if isinstance(one, ShmFile):
+            one.path.unlink()
     KEPT.clear()
 
 

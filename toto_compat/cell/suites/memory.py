@@ -12,7 +12,14 @@ from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from toto_compat.cell.device_memory import held_on_device
-from toto_compat.cell.process_tree import give_back_what_is_free, resident_bytes, tree_own_bytes, watching_the_tree
+from toto_compat.cell.process_tree import (
+    give_back_what_is_free,
+    keep_orphans,
+    resident_bytes,
+    tree_file_bytes,
+    tree_own_bytes,
+    watching_the_tree,
+)
 from toto_compat.contract.result import Figure, Outcome, SuiteEvidence
 from toto_compat.contract.statistics import Interval, growth_per_reading
 from toto_compat.contract.strict_model import StrictModel
@@ -25,7 +32,8 @@ if TYPE_CHECKING:
     from toto_compat.model.bound import BoundModel
     from toto_compat.model.series import Series
 
-HOST, CUDA_RESERVED, CUDA_DEVICE, CUDA_HELD = "host", "cuda_reserved", "cuda_device", "cuda_held"
+HOST, FILES = "host", "files"
+CUDA_RESERVED, CUDA_DEVICE, CUDA_HELD = "cuda_reserved", "cuda_device", "cuda_held"
 MB = 1 << 20
 # Forecasts that are read one by one. A leak that begins later, or comes in rarer bursts, is not seen.
 READ_FORECASTS = 60
@@ -48,12 +56,13 @@ RATIO_METHOD = (
 )
 GROWTH_METHOD = (
     f"read after each of {READ_FORECASTS} warm forecasts; the larger of Theil and Sen's slope (whose 95 % interval it "
-    "is) and the rise from the first five readings to the last five; on CUDA the largest of host, reserved and device"
+    "is) and the rise from the first five readings to the last five; the largest of memory, of files that are open or "
+    "lie in shared memory, and on CUDA what torch reserved and what the device counts"
 )
 
 
 class MemoryRun(StrictModel):
-    """Holds what one process held, in bytes by place: host; on CUDA also cuda_reserved, cuda_device and cuda_held."""
+    """Holds what one process held, in bytes by place: host and files; on CUDA also what torch and the device say."""
 
     imports: dict[str, int]  # before any model was made
     readings: dict[str, tuple[int, ...]]  # after each forecast of the loop
@@ -154,6 +163,7 @@ def hold_memory(
     import torch
     import torch._inductor.compile_fx  # a library, not the candidate's: part of what is taken off on both sides
 
+    keep_orphans()
     imports = read_memory(trial.device)
     model = make_model()
     plan = plan_forecasts(trial, model.patch_size)
@@ -200,7 +210,7 @@ def read_memory(device: str) -> dict[str, int]:
     synchronise(device)
     free_memory(device)
     give_back_what_is_free()
-    read = {HOST: tree_own_bytes(os.getpid())}
+    read = {HOST: tree_own_bytes(os.getpid()), FILES: tree_file_bytes(os.getpid())}
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         # the device's own count, because memory that torch did not allocate is in no count of torch's

@@ -10,13 +10,12 @@ import torch
 from tests.cell.small_trials import trial_of
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.compare import (
-    Comparison,
-    Errors,
     compare,
     compared_under_nan,
     equivalence_figure,
     errors_between,
 )
+from toto_compat.cell.suites.equivalence.comparison import Comparison, Errors
 from toto_compat.cell.suites.equivalence.reference import Reference, quantities, reference_on, run_reference
 from toto_compat.cell.suites.equivalence.scenarios import Scenario, pair_of, scenarios_of, series_of
 from toto_compat.cell.switches import numerics

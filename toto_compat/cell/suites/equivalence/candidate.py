@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -193,14 +193,14 @@ def another_day() -> Iterator[None]:
 
     What is kept for some time runs out meanwhile. A clock that was taken by its name before, or read in C, is right.
     """
-    later = {
-        name: _moved(getattr(time, name), 400 * 86400 * (10**9 if name.endswith("_ns") else 1))
-        for name in ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
-    }
     variables = {key: value for key, value in os.environ.items() if key != "CI"}
     if "CI" not in os.environ:
         variables["CI"] = "true"
-    with mock.patch.multiple(time, **later), mock.patch.dict(os.environ, variables, clear=True):
+    with ExitStack() as stack:
+        for name in ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns"):
+            by = 400 * 86400 * (10**9 if name.endswith("_ns") else 1)
+            stack.enter_context(mock.patch.object(time, name, _moved(getattr(time, name), by)))
+        stack.enter_context(mock.patch.dict(os.environ, variables, clear=True))
         yield
 
 
