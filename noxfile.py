@@ -99,6 +99,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def false_alarms(session: nox.Session) -> None:
+    """Upstream eager and fixed_size under many seeds, which no gate may fail: `-- --runs 20`."""
+    install(session)
+    session.run("toto-compat", "false-alarms", *session.posargs, interrupt_timeout=60, terminate_timeout=20)
+
+
+@nox.session
 def release_check(session: nox.Session) -> None:
     """Fail if the package index has a torch release newer than everything in matrix.yaml."""
     install(session)

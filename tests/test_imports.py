@@ -30,6 +30,7 @@ FLOW = (
     "repro",
     "bench",
     "workflow",
+    "false_alarms",
     "cli",
 )
 # What needs torch. The contest of bench runs in a cell's environment, and its top is read on the host.

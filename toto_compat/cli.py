@@ -42,6 +42,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Run a production incident again: reproduced, or what differed.",
     ),
     "bench": ("toto_compat.bench.command:bench_command", "Measure fixed_size against the other caches."),
+    "false-alarms": (
+        "toto_compat.false_alarms:false_alarms_command",
+        "Try what is right under many seeds: no gate may fail it.",
+    ),
     "prune": ("toto_compat.runtimes.prune:prune_command", "Remove virtualenvs that no environment needs any more."),
 }
 
