@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cell.test_run import request_in
+from tests.cell.stand_in_groups import request_in
 from toto_compat.cell import group
 from toto_compat.cell.group import GroupResult, run_group
 from toto_compat.contract.request import CellRequest

@@ -418,7 +418,7 @@ def evidence_of(
     seconds = round(sum(spent), 3)
     for run in own:
         left = collected.results.get(run.name)
-        if left is not None and suite in left.evidence:
+        if left is not None and suite in left.evidence and may_tell(run.group, left.evidence[suite]):
             evidence = left.evidence[suite]
             return evidence if evidence.seconds else evidence.model_copy(update={"seconds": seconds})
         if left is not None and left.tells_of(suite):
@@ -437,6 +437,16 @@ def evidence_of(
     combined: SuiteEvidence = suite_function(suite.rule.combine)(measurements, of_others or {})
     skipped = next((f"{len(own)} of {planned} processes: {why}" for why in repeats_skipped.values()), "")
     return combined.model_copy(update={"seconds": seconds, "version": suite.rule.version, "skipped": skipped})
+
+
+def may_tell(group: Group, evidence: SuiteEvidence) -> bool:
+    """Say whether a group's evidence of a suite is its to give.
+
+    All may tell that it went wrong there; what was measured comes from the last one that takes part, and from nobody
+    where it is put together here: a candidate's process hands over what it was asked for, and no verdict on itself.
+    """
+    rule = evidence.suite.rule
+    return evidence.outcome is not Outcome.MEASURED or (not rule.combine and group is list(rule.runners)[-1])
 
 
 def say_suites(request: CellRequest, run: GroupRun, what: str) -> None:

@@ -40,6 +40,21 @@ SETTERS = (
     "set_flush_denormal",
     "set_num_threads",
 )
+# Of the compiler, those that decide what is counted. Others torch.compile itself turns for what it compiles, by its
+# arguments: `dynamic=False` is one of dynamo's.
+COUNTED_BY = frozenset(
+    f"dynamo.{name}"
+    for name in (
+        "recompile_limit",
+        "accumulated_recompile_limit",
+        "cache_size_limit",
+        "accumulated_cache_size_limit",
+        "fail_on_recompile_limit_hit",
+        "skip_code_recursive_on_recompile_limit_hit",
+        "suppress_errors",
+        "disable",
+    )
+)
 _HARNESS = "toto_compat.cell."
 
 
@@ -63,7 +78,7 @@ def watching_the_switches(settings: CompileSettings) -> Iterator[Callable[[], tu
 
     def look_at_compiler() -> None:
         for one in changed(all_before, switches(), settings):
-            if one.startswith(("dynamo.", "inductor.")):
+            if one.partition(" ")[0] in COUNTED_BY:
                 seen[f"{one}, while it compiled"] = None
 
     with ExitStack() as stack:
