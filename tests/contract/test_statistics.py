@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from toto_compat.contract.statistics import (
     break_even,
     growth_per_reading,
-    null_limit,
     percentile,
     ratio_of_medians,
     ratio_to_limit,
@@ -119,16 +118,6 @@ def test_not_a_number_and_an_impossible_limit_are_the_worst_ratio(error: float, 
 def test_no_error_is_within_any_limit() -> None:
     assert ratio_to_limit(0.0, 0.0) == 0.0
     assert ratio_to_limit(2.0, 4.0) == 0.5
-
-
-def test_the_null_limit_lies_above_every_null_run() -> None:
-    distances = [0.11, 0.13, 0.10, 0.12, 0.14]
-    assert null_limit(distances) > max(distances)
-
-
-def test_a_null_of_one_or_two_runs_is_refused() -> None:
-    with pytest.raises(ValueError, match="three"):
-        null_limit([0.1, 0.2])
 
 
 def test_everybody_has_a_turn_a_round_and_nobody_always_follows_the_same_one() -> None:

@@ -129,16 +129,6 @@ def break_even(compile_seconds: float, eager_ms: float, compiled_ms: float) -> i
     return math.ceil(compile_seconds / saved_seconds) if saved_seconds > 0 else None
 
 
-def null_limit(distances: Sequence[float]) -> float:
-    """The distance that a faithful cache stays under: five sigma above the mean of the null's own distances.
-
-    The largest of a handful of null runs would be exceeded by chance once in a handful of cells.
-    """
-    if len(distances) < 3:
-        raise ValueError("a null needs at least three runs")
-    return max(*distances, statistics.fmean(distances) + 5.0 * statistics.stdev(distances))
-
-
 def ratio_to_limit(error: float, limit: float) -> float:
     """error / limit; what is not finite in either is the worst there is, and 0 / 0 is no error at all."""
     if not (math.isfinite(error) and math.isfinite(limit)):
