@@ -33,7 +33,7 @@ class Finding:
     told: str
 
 
-def places(eager: WholeModel, series: Series, samples: Tensor, *, most_rows: int) -> Tensor:
+def places(eager: WholeModel, series: Series, samples: Tensor, *, most_rows: int = _AT_ONCE) -> Tensor:
     """The probability below every drawn point: [row, variate, time], rows being samples times series, in turn."""
     batch, variates, steps, count = samples.shape
     fed_back = steps > eager.patch_size

@@ -18,6 +18,7 @@ SAMPLES_PER_BATCH: int = inspect.signature(TotoForecaster.forecast).parameters["
 # Of one patch: with what else is drawn 250,000 points of `tiny`'s, of which a spread that is 2 % off is seen.
 MANY_ROWS = 4096
 MOST_ROUNDS = 256  # that they are drawn in: fewer rows where samples are drawn one by one
+ROWS_OF_LOW_PRECISION = 256  # where parameters are right to two or three digits, more would see their rounding
 _BETWEEN_SEEDS = 1000
 _OF_SEVERAL_ROWS = "rows_with_groups_of_their_own"
 _MOST_CONTEXTS = 8  # of one patch after the other that a forecast of one patch is tried after
@@ -229,11 +230,13 @@ def drawings_of(trial: Trial, rounds: int) -> tuple[Drawing, ...]:
     long = Scenario("samples after the longest context", workload.context_patches[-1], min(3, most), *own_shape)
     two = Scenario("samples of 2 series", shortest, min(5, most), 2, workload.variates, workload.groups)
     three = Scenario("samples of 3 series, 3 variates in 2", shortest, min(3, most), *_KIND_SHAPE)
+    exact = workload.autocast is None and workload.dtype != "bfloat16"
+    rows = MANY_ROWS if exact else min(MANY_ROWS, ROWS_OF_LOW_PRECISION)
     by_default = (through_forecast(workload), *through_forecast_of_one_patch(workload))
     drawings = (
         *(Drawing(one, workload.samples, at_once, max(2, rounds)) for one in pair_of(workload)),
-        _many(Drawing(many, at_once, at_once), MANY_ROWS, MOST_ROUNDS),
-        *([_many(Drawing(few_patches, at_once, at_once), MANY_ROWS // 4, MOST_ROUNDS // 4)] if most > 1 else []),
+        _many(Drawing(many, at_once, at_once), rows, MOST_ROUNDS),
+        *([_many(Drawing(few_patches, at_once, at_once), rows // 4, MOST_ROUNDS // 4)] if most > 1 else []),
         Drawing(long, 2 * at_once, at_once),
         Drawing(two, 2 * shared, shared),
         Drawing(three, 8, 1),
