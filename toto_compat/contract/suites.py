@@ -87,14 +87,14 @@ class Suite(Table):
             },
         ),
     )
-    RECOMPILE = "recompile", SuiteRule(version=3, runners={Group.OBSERVE: "recompile:run_recompile"})
+    RECOMPILE = "recompile", SuiteRule(version=4, runners={Group.OBSERVE: "recompile:run_recompile"})
     CUDAGRAPH = "cudagraph", SuiteRule(version=1, runners={Group.CUDAGRAPH: "cudagraph:run_cudagraph"})
     # in processes of its own: all batches, mean and samples, would make a cache that recompiles slower to time, and
     # what the eager contestants of the speed suite leave behind would count as the candidate's
     MEMORY = (
         "memory",
         SuiteRule(
-            version=2,
+            version=3,
             runners={Group.MEMORY: "memory:run_compiled", Group.MEMORY_REFERENCE: "memory:run_reference"},
             combine="memory:combine",
         ),
