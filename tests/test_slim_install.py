@@ -28,7 +28,7 @@ def slim_install(folder: Path) -> Path:
 
 def run(slim: Path, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TOTO_"))}
-    command = [slim / words[0], *words[1:]]
+    command: list[str] = [str(slim / words[0]), *words[1:]]
     return subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, check=False, timeout=120)
 
 

@@ -10,17 +10,21 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 
 import click
 from tabulate import tabulate
 
 from toto_compat.bench import contest as contest_module
 from toto_compat.bench import guard_cost
+from toto_compat.bench import shapes as shapes_module
 from toto_compat.bench.contest import Contest, ContestResult
 from toto_compat.bench.figures import BenchFigure, compared, compared_with_few, one_run
 from toto_compat.bench.host_figures import host_figures
+from toto_compat.bench.shapes import Asked, Found
 from toto_compat.contract.request import Device
 from toto_compat.contract.source_hash import PACKAGE
+from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import EnvironmentBuildError, SelectionError
 from toto_compat.evidence.files import write_atomically
 from toto_compat.matrix.load import find_matrix_file, load_matrix
@@ -89,21 +93,28 @@ class Bench:
         self._folder = folder
 
     def run(self, contest: Contest, label: str, *, caches: str | None = None) -> ContestResult:
+        return ContestResult.model_validate_json(self._asked(contest_module, contest, label, caches=caches))
+
+    def shapes(self, asked: Asked, label: str) -> Found:
+        return Found.model_validate_json(self._asked(shapes_module, asked, label))
+
+    def _asked(self, module: ModuleType, asked: StrictModel, label: str, *, caches: str | None = None) -> str:
+        """Run a file of this package in the environment, with what is asked as its one input; gives what it wrote."""
         click.echo(f"{time.strftime('%H:%M:%S')} {label} ...")
         cache = self._folder / f"inductor-{caches or label}"
         cache.mkdir(exist_ok=True)
         specification, output = self._folder / f"{label}.json", self._folder / f"{label}.out.json"
-        specification.write_text(contest.model_dump_json(), encoding="utf-8")
+        specification.write_text(asked.model_dump_json(), encoding="utf-8")
         # the file itself, with -P: the staged source holds only what cells run
-        words = ("{python}", "-P", contest_module.__file__, str(specification), str(output))
+        words = ("{python}", "-P", str(module.__file__), str(specification), str(output))
         command = self._runtime.attached(self._prepared, words, self._folder, terminal=False)
         variables = {**command.variables, "TMPDIR": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "kernels")}
         done = subprocess.run(
             command.words, env=variables, cwd=command.folder, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise EnvironmentBuildError(f"contest {label} failed:\n{done.stderr[-3000:]}")
-        return ContestResult.model_validate_json(output.read_text(encoding="utf-8"))
+            raise EnvironmentBuildError(f"{label} failed:\n{done.stderr[-3000:]}")
+        return output.read_text(encoding="utf-8")
 
     def guard_cost(self) -> dict[str, list[float]]:
         """Time the guard; it is no part of the cells' source, so the whole package is copied for it."""
@@ -275,15 +286,50 @@ def production_cold_start(bench: Bench) -> BenchFigure:
     )
 
 
+# What production may ask for: any shape within the announced maxima on `tiny`, production's own on `base`, and those
+# under autocast as a CPU has it.
+_PRODUCTION = {
+    "model": "base",
+    "context": (256, 512),
+    "horizon": (1, 336),
+    "batch": (1, 128),
+    "batch_sizes": (1, 128),
+    "drawn": 0,
+    "also": tuple((context, horizon, 1) for context in (256, 512) for horizon in (1, 8, 64, 128, 336)),
+}
+SHAPES: Mapping[str, Asked] = {
+    "shapes.tiny": Asked(),
+    "shapes.production": Asked.model_validate(_PRODUCTION),
+    "shapes.production.bfloat16": Asked.model_validate({**_PRODUCTION, "autocast": "bfloat16"}),
+}
+
+
+def shape_figures(name: str, found: Found) -> list[BenchFigure]:
+    """What was compiled after the warm-up, and how far the forecasts are from eager's by the rule of equivalence."""
+    what = (
+        f"{found.shapes} shapes on torch {found.torch}, {found.compilations_in_warm_up} compilations in the warm-up, "
+        f"announced batches {', '.join(map(str, found.announced))}"
+    )
+    errors = f"error {found.error:.1e}, upstream eager's {found.eager_error:.1e}, moved by one ulp {found.nudged:.1e}"
+    return [
+        one_run(f"{name}.compilations_after_warm_up", found.compilations, "", "<= 0", what),
+        one_run(f"{name}.graph_breaks", found.graph_breaks, "", "<= 0", what),
+        one_run(f"{name}.error_over_allowed", found.error_over_allowed, "", "<= 1", f"{what}: {errors}"),
+    ]
+
+
 @click.command("bench")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
 @click.option("--environment", default="torch-2.13.0-cpu", show_default=True)
 @click.option(
-    "--only", multiple=True, type=click.Choice([*CONTESTS, "guard", "host"]), help="Some contests instead of all."
+    "--only",
+    multiple=True,
+    type=click.Choice([*CONTESTS, *SHAPES, "guard", "host"]),
+    help="Some contests instead of all.",
 )
 def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...]) -> None:
     """Measure fixed_size against the other caches."""
-    chosen = only or (*CONTESTS, "guard", "host")
+    chosen = only or (*CONTESTS, *SHAPES, "guard", "host")
     figures: list[BenchFigure] = []
     with tempfile.TemporaryDirectory(prefix="toto-bench-") as folder:
         bench = Bench(environment, Path(folder))
@@ -300,6 +346,9 @@ def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...
                 goal = {"base.mean": ">= 1.9", "tiny.samples": ">= 6"}.get(name, "")
                 slow, fast = result.timings["upstream eager"], result.timings["fixed_size compiled"]
                 figures.append(compared(f"{name}.fixed_size_over_upstream_eager", slow, fast, goal))
+        for name, asked in SHAPES.items():
+            if name in chosen:
+                figures += shape_figures(name, bench.shapes(asked, name))
         if "guard" in chosen:
             figures.append(guard_figure(bench))
         if "host" in chosen:
