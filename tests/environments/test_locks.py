@@ -127,6 +127,12 @@ def test_torch_is_pinned_to_the_letter() -> None:
     assert small_lock().packages[1].requirement.startswith("torch===2.13.0+cpu --hash=")
 
 
+def test_no_environment_stands_on_an_image_that_asks_for_a_driver_of_its_own() -> None:
+    """NVIDIA's images refuse drivers that the wheels, which bring CUDA, run on."""
+    environments = MATRIX.environments.values()
+    assert {one.base_image for one in environments} == {f"python:{one.python}-slim" for one in environments}
+
+
 def test_a_base_digest_once_resolved_is_kept(tmp_path: Path) -> None:
     record_base_digest("python:3.11-slim", "sha256:" + "1" * 64, tmp_path)
     record_base_digest("nvidia/cuda:13.0.3-base-ubuntu24.04", "sha256:" + "2" * 64, tmp_path)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from toto_compat.contract.request import Device, Environment, Limits
 from toto_compat.errors import EnvironmentBuildError
-from toto_compat.runtimes import probe
+from toto_compat.runtimes import probe, probing
 from toto_compat.runtimes.cell_process import ProcessEnd
+from toto_compat.runtimes.nvidia_smi import Gpu
 from toto_compat.runtimes.probing import (
     Answer,
     Probed,
@@ -78,6 +80,34 @@ def test_a_gpu_without_kernels_in_the_wheel_is_no_fault_of_a_cache() -> None:
     with pytest.raises(EnvironmentBuildError, match="no kernels for RTX 5090") as caught:
         check_answer("e", CUDA, Device.CUDA, answer, runtime="venv")
     assert "says nothing about any cache" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "nvidia-smi -c DEFAULT"),
+        ("CUDA error: uncorrectable ECC error encountered", "restart the machine"),
+        ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", "end other programs on it"),
+    ],
+)
+@pytest.mark.parametrize("runtime", ["docker", "venv"])
+def test_a_gpu_in_trouble_is_told_with_what_to_do(runtime: str, error: str, advice: str) -> None:
+    seen: dict[str, Any] = {"cuda_available": True, "architectures": [], "gpus": []}
+    answer = answer_of({"captured_graph": error}, version="2.13.0", **seen)
+    with pytest.raises(EnvironmentBuildError, match="the check 'captured graph' fails") as caught:
+        check_answer("e", CUDA, Device.CUDA, answer, runtime=runtime)
+    assert advice in caught.value.hint
+
+
+def test_a_probe_of_a_gpu_counts_until_card_or_driver_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(**changes: Any) -> Path:
+        gpu = replace(Gpu("0", "H100", "580.95", "sm_90", "GPU-0", memory_mb=81559, used_mb=4), **changes)
+        monkeypatch.setattr(probing, "find_gpus", lambda: (gpu,))
+        return probe_record(["image"], Device.CUDA, Limits())
+
+    assert record(used_mb=9000) == record()
+    assert record(driver="590.10") != record()
+    assert record(uuid="GPU-1") != record()
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from pydantic import ValidationError
 from toto_compat.cell.fork_server import ForkServer
 from toto_compat.cell.group import LAST_LINES, GroupResult, suite_function
 from toto_compat.cell.kept import KeptFromTheCandidate
-from toto_compat.cell.machine_faults import what_the_machine_lacks
 from toto_compat.cell.process_tree import OUT_OF_MEMORY_TEXTS
 from toto_compat.cell.provenance import collect_provenance, complete_provenance
 from toto_compat.cell.quiet import QuietLock
 from toto_compat.contract.demands import broken_demand
 from toto_compat.contract.files import utc_now
+from toto_compat.contract.machine_faults import what_the_machine_lacks
 from toto_compat.contract.references import References, UnusableReferencesError
 from toto_compat.contract.request import CellRequest, Device
 from toto_compat.contract.result import CellResult, Failure, Outcome, Provenance, SuiteEvidence, blameless

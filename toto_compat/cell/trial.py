@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from toto_compat.cell.machine_faults import what_the_machine_lacks
 from toto_compat.cell.process_tree import OUT_OF_MEMORY_TEXTS
 from toto_compat.cell.quiet import QuietLock
+from toto_compat.contract.machine_faults import what_the_machine_lacks
 from toto_compat.contract.request import CacheRequest, CellRequest, CompileSettings, CsvSeries, Workload
 from toto_compat.errors import TotoCompatError
 from toto_compat.model.backbone import build_backbone

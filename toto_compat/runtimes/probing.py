@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
+from toto_compat.contract.machine_faults import what_the_machine_lacks
 from toto_compat.contract.request import Device, Environment, Limits
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import EnvironmentBuildError
@@ -52,7 +53,8 @@ def probed_once(record: Path, probe: Callable[[], Probed]) -> Probed:
 def probe_record(environment_facts: Iterable[str], device: Device, limits: Limits) -> Path:
     """Name the file of a probe's answer by everything that could change it."""
     facts = [*environment_facts, device.value, limits.model_dump_json(), _boot()]
-    facts += [str(gpu) for gpu in find_gpus()] if device is Device.CUDA else []
+    # not how much of their memory is in use, which changes from one minute to the next
+    facts += [f"{gpu.uuid} {gpu.name} {gpu.driver}" for gpu in find_gpus()] if device is Device.CUDA else []
     return cache_folder() / "probes" / f"{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:24]}.json"
 
 
@@ -120,10 +122,10 @@ def check_answer(name: str, environment: Environment, device: Device, answer: An
         if device is Device.CUDA:
             _check_gpu_seen(name, torch)
     for check, error in answer.failed.items():
-        advice = (advice for words, advice in _ADVICE[runtime] if words in error)
+        advice = next((advice for words, advice in _ADVICE[runtime] if words in error), what_the_machine_lacks(error))
         raise EnvironmentBuildError(
             f"{name}: the check {check.replace('_', ' ')!r} fails: {error}",
-            hint=next(advice, f"`toto-compat shell {name} --runtime {runtime}` opens the same environment"),
+            hint=advice or f"`toto-compat shell {name} --runtime {runtime}` opens the same environment",
         )
 
 
