@@ -452,3 +452,20 @@ def test_a_checkpoint_folder_that_is_not_there_is_told_in_a_dry_run(project: Pat
     text = MATRIX_TEXT.replace("  quick: {}", "  quick: {checkpoint: ./weights}")
     (project / "matrix.yaml").write_text(text, encoding="utf-8")
     assert isinstance(matrix(StubRuntime(), "--dry-run").exception, InputError)
+
+
+def test_only_lowering_takes_cuda_builds_on_a_machine_without_a_gpu() -> None:
+    result = matrix(
+        StubRuntime(), "--device", "cuda", "--lower-only", "--dry-run", "--matrix", str(ROOT / "matrix.yaml")
+    )
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "torch-2.9.0-cu128/fixed_size/reduce-overhead" in result.output
+    assert "-cpu/" not in result.output
+
+
+def test_only_lowering_of_a_cpu_build_is_an_error_that_says_what_to_select() -> None:
+    result = matrix(
+        StubRuntime(), "torch-2.13.0-cpu/*", "--lower-only", "--dry-run", "--matrix", str(ROOT / "matrix.yaml")
+    )
+    assert isinstance(result.exception, SelectionError)
+    assert "CPU builds" in str(result.exception)

@@ -37,7 +37,9 @@ def run_matrix(asked: Asked) -> ExitCode:
     if asked.run is not None:
         check_run_name(asked.run)
     with sigterm_as_interrupt():
-        selection = select_cells(asked, lambda: choose_device(asked.device), why_not_runnable)
+        # what is only compiled for CUDA is compiled on the CPU
+        choose = (lambda: Device.CPU) if asked.lower_only else (lambda: choose_device(asked.device))
+        selection = select_cells(asked, choose, why_not_runnable)
         limits, device = selection.matrix.limits, selection.device
         runtime = open_runtime(asked.runtime, limits=limits, device=device, rebuild=asked.rebuild)
         store = CellStore(cache_folder() / "evidence")
@@ -57,7 +59,7 @@ def run_matrix(asked: Asked) -> ExitCode:
         publish(judged, to_json=asked.as_json)
         for line in closing_lines(judged, selection.required):
             say(line)
-        if device is Device.CPU and not asked.selectors:
+        if device is Device.CPU and not asked.selectors and not asked.lower_only:
             say(gpu_runner_would_add(selection.matrix, asked.profile))
         say(f"run: {folder}")
         return exit_code(judged, selection.required, environment_failed=bool(prepared.failed))
@@ -111,6 +113,11 @@ def sigterm_as_interrupt() -> Iterator[None]:
 @click.option("--symbols", multiple=True, metavar="A,B", help="Which of your series.  [default: all]")
 @click.option("--run", metavar="NAME", help="Name of the run's folder in results/.")
 @click.option("--require", multiple=True, metavar="SELECTOR", help="Fail (exit code 7) unless these rows are PASS.")
+@click.option(
+    "--lower-only",
+    is_flag=True,
+    help="Compile CUDA builds for described GPUs, on any machine; no GPU is needed or used.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop: nothing is fetched, built, removed or run.")
 @click.option("--json", "as_json", is_flag=True, help="Print compatibility.json (with --dry-run the plan) to stdout.")
 @click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)

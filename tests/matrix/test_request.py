@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from toto_compat.contract.request import CsvSeries, Device, Limits
+from toto_compat.contract.suites import WITHOUT_GPU, Suite
 from toto_compat.errors import SelectionError
 from toto_compat.matrix.expand import expand, select
 from toto_compat.matrix.load import load_matrix
@@ -84,3 +85,22 @@ def test_the_variables_of_a_cell_name_its_threads_and_hide_the_gpu_from_the_cpu(
     assert on_cpu["TORCHINDUCTOR_COMPILE_THREADS"] == "5"
     assert on_cpu["CUDA_VISIBLE_DEVICES"] == ""
     assert "CUDA_VISIBLE_DEVICES" not in on_cuda
+
+
+def test_cuda_code_is_looked_at_where_a_cuda_build_runs_on_the_cpu_and_nowhere_else() -> None:
+    [cuda] = select(CELLS, ["torch-2.15.0-cu132/fixed_size/default"])
+    [cpu] = select(CELLS, ["torch-2.13.0-cpu/fixed_size/default"])
+    without_gpu = set(WITHOUT_GPU)
+    assert without_gpu <= set(matrix_request(MATRIX, MATRIX_PATH, cuda, "full", Device.CPU).profile.suites)
+    assert Suite.CUDA_EQUIVALENCE not in matrix_request(MATRIX, MATRIX_PATH, cuda, "quick", Device.CPU).profile.suites
+    assert not without_gpu & set(matrix_request(MATRIX, MATRIX_PATH, cuda, "full", Device.CUDA).profile.suites)
+    assert not without_gpu & set(matrix_request(MATRIX, MATRIX_PATH, cpu, "full", Device.CPU).profile.suites)
+
+
+def test_a_cell_that_is_only_lowered_runs_on_the_cpu_and_speaks_of_cuda() -> None:
+    [cell] = select(CELLS, ["torch-2.7.0-cu126/fixed_size/reduce-overhead"])
+    request = matrix_request(MATRIX, MATRIX_PATH, cell, "full", Device.CPU, lower_only=True)
+    assert (request.device, request.speaks_of) == (Device.CPU, Device.CUDA)
+    assert request.profile.suites == WITHOUT_GPU
+    assert request.profile.architectures == ("sm_80", "sm_90")  # its wheel has no kernels for sm_120
+    assert request.demands == ()

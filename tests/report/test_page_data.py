@@ -17,7 +17,7 @@ from tests.verdict.sample_cells import (
 from tests.verdict.stored_runs import info_of_run, judged_run, store_run, stored
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.request import Device
-from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome
+from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.evidence.store import load_run, write_run_info
 from toto_compat.matrix.gates import Gate
@@ -546,3 +546,33 @@ def test_a_run_knows_nothing_of_those_after_it(tmp_path: Path) -> None:
     january = store_run(tmp_path, "january", [good_result()], started="2026-01-01T00:00:00Z")
     store_run(tmp_path, "february", [good_result()], started="2026-02-01T00:00:00Z")
     assert history_of(tmp_path, until=judge_run(load_run(january))) == {}
+
+
+def test_what_was_compiled_for_cuda_without_a_gpu_is_a_block_of_its_own() -> None:
+    row = {
+        "architecture": "sm_90",
+        "card": "H100",
+        "graphs": 3,
+        "lowered": 3,
+        "captured_whole": 2,
+        "partitions": 4,
+        "captured_partitions": 3,
+        "kernels": 30,
+        "most_registers": 134,
+        "spilling_kernels": 1,
+        "library_calls": {"extern_kernels.mm": 6},
+        "values_on_cpu": 0,
+        "seconds": 84.2,
+        "errors": {},
+    }
+    lowered = SuiteEvidence(
+        suite=Suite.CUDA_LOWERING, outcome=Outcome.MEASURED, details={"architectures": [row]}, version=1
+    )
+    result = good_result(build="cu132", device=Device.CPU)
+    without = with_suite(result, Suite.CUDA_LOWERING, None)
+    block = cell_details(judged(with_suite(result, Suite.CUDA_LOWERING, lowered)), (), 0)["lowered"]
+    assert "compiled for sm_90 without a GPU, CUDA graphs would take 2 of 3 graphs whole" in block["told"]
+    assert block["rows"] == [
+        ["sm_90 (H100)", "3 of 3", "2 of 3", "3 of 4", 30, 134, 1, "extern_kernels.mm 6", 0, 84.2, ""]
+    ]
+    assert cell_details(judged(without), (), 0)["lowered"] is None

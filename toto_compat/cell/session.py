@@ -9,6 +9,7 @@ from typing import Any, Self
 from toto_compat.cell.quiet import QuietLock
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.request import CellProfile, CellRequest, Demand, SymbolSeries
+from toto_compat.contract.result import SuiteEvidence
 from toto_compat.contract.suites import Group, Suite
 from toto_compat.model.bound import BoundModel
 
@@ -46,6 +47,15 @@ class Session:
         left: dict[str, Any] = json.loads((self.work / f"{group.value}.json").read_text(encoding="utf-8"))
         measurement: Mapping[str, Any] = left["measurements"][suite.value]
         return measurement
+
+    def evidence(self, suite: Suite, group: Group) -> SuiteEvidence | None:
+        """Return what an earlier process of this cell finished of a suite; None where it did not run or was lost."""
+        try:
+            left = json.loads((self.work / f"{group.value}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        known = left["evidence"].get(suite.value)
+        return SuiteEvidence.model_validate(known) if known is not None else None
 
     @property
     def cache_class(self) -> str:

@@ -10,10 +10,11 @@ from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.references import References
 from toto_compat.contract.strict_model import StrictModel
-from toto_compat.contract.suites import Suite
+from toto_compat.contract.suites import BY_DEFAULT, WITHOUT_GPU, Suite
 
 # 2.13.0, 2.16.0rc1, 2.16.0.dev20261116: what an index lists, without the local part of a build
 TORCH_RELEASE = r"^\d+\.\d+\.\d+((a|b|rc)\d+)?(\.dev\d+)?$"
+_ARCHITECTURE = r"^sm_\d{2,3}[a-z]?$"
 _AMOUNT = r"^\d+[mg]$"
 
 
@@ -35,7 +36,7 @@ class Environment(StrictModel):
         default=None, description="xformers release, or null: it swaps attention, norm, SwiGLU"
     )
     pins: dict[str, str] = Field(default={}, description="other packages and their exact versions")
-    gpu_architectures: tuple[Annotated[str, Field(pattern=r"^sm_\d{2,3}[a-z]?$")], ...] = Field(
+    gpu_architectures: tuple[Annotated[str, Field(pattern=_ARCHITECTURE)], ...] = Field(
         default=(), description="sm_* the wheel carries, such as sm_90; a GPU outside is an error"
     )
     base_image: str = Field(default="python:3.11-slim", description="container base image")
@@ -246,7 +247,12 @@ class CellProfile(StrictModel):
         description="eager contestants of a timed forecast that would take longer get fewer rounds: ten, or three if "
         "one of their forecasts takes more than 5 s",
     )
-    suites: tuple[Suite, ...] = tuple(suite for suite in Suite if not suite.rule.needs_symbols)
+    suites: tuple[Suite, ...] = BY_DEFAULT
+    architectures: tuple[Annotated[str, Field(pattern=_ARCHITECTURE)], ...] = Field(
+        default=("sm_80", "sm_90", "sm_120"),
+        min_length=1,
+        description="GPUs that a CUDA build compiles for where there is none; those that its wheel lacks are left out",
+    )
     unannounced_shapes: bool = Field(default=True, description="also look what shapes cost that nobody announced")
     timeout_minutes: float = Field(default=30, gt=0, description="per cell")
 
@@ -315,3 +321,15 @@ class CellRequest(StrictModel):
     demands: tuple[Demand, ...] = ()  # once one is broken, checks that could not save the cell are skipped
     references: References | None = None  # given in the work folder; without them the cell computes its own
     only_references: bool = False  # compute them for other cells and do nothing else: no candidate is imported
+    lower_only: bool = False  # compile for CUDA, and execute that, without a GPU: it runs on the CPU and speaks of CUDA
+
+    @property
+    def speaks_of(self) -> Device:
+        """The device that its evidence is about."""
+        return Device.CUDA if self.lower_only else self.device
+
+
+def suites_here(suites: tuple[Suite, ...], environment: Environment, device: Device) -> tuple[Suite, ...]:
+    """Leave out what works on CUDA code without a GPU, unless a CUDA build runs on the CPU."""
+    may_lower = environment.device is Device.CUDA and device is Device.CPU
+    return suites if may_lower else tuple(suite for suite in suites if suite not in WITHOUT_GPU)

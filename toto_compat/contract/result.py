@@ -20,6 +20,7 @@ class Kind(StrEnum):
     """Says how a figure came about. Only a measured one can decide a gate."""
 
     MEASURED = "measured"
+    INTERPRETED = "interpreted"  # CUDA code that was executed without a GPU
     PREDICTED = "predicted"
     REPORTED = "reported"
 

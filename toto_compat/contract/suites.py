@@ -41,6 +41,13 @@ class Group(Table):
         "memory_reference",
         GroupRule(pointless_if_forecast_raised=True, only_while_it_can_pass=True, imports_the_candidate=False),
     )
+    # without the GPU, if there is one: what is compiled for a described GPU must not ask it
+    CUDA_LOWERING = "cuda_lowering", GroupRule(variables={"CUDA_VISIBLE_DEVICES": ""})
+    # Triton chooses its interpreter when it is imported
+    CUDA_EQUIVALENCE = (
+        "cuda_equivalence",
+        GroupRule(variables={"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}, pointless_if_forecast_raised=True),
+    )
     # a cache hit would skip the hook that the predictor listens in
     CUDAGRAPH = "cudagraph", GroupRule(variables={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
 
@@ -58,6 +65,8 @@ class SuiteRule:
     combine: str = ""
     needs_symbols: bool = False  # runs where the user gave series of their own, and only there
     over_repeats: bool = False  # takes every repeat of a repeated group; the others are told by the first
+    without_gpu: bool = False  # works on CUDA code where there is no GPU: in a CUDA build that runs on the CPU, only
+    by_default: bool = True  # else a profile has to name it: it takes minutes
 
 
 class Suite(Table):
@@ -88,6 +97,19 @@ class Suite(Table):
         ),
     )
     RECOMPILE = "recompile", SuiteRule(version=4, runners={Group.OBSERVE: "recompile:run_recompile"})
+    CUDA_LOWERING = (
+        "cuda_lowering",
+        SuiteRule(version=1, runners={Group.CUDA_LOWERING: "cuda_lowering:run_cuda_lowering"}, without_gpu=True),
+    )
+    CUDA_EQUIVALENCE = (
+        "cuda_equivalence",
+        SuiteRule(
+            version=1,
+            runners={Group.CUDA_EQUIVALENCE: "cuda_equivalence:run_cuda_equivalence"},
+            without_gpu=True,
+            by_default=False,
+        ),
+    )
     CUDAGRAPH = "cudagraph", SuiteRule(version=1, runners={Group.CUDAGRAPH: "cudagraph:run_cudagraph"})
     # in processes of its own: all batches, mean and samples, would make a cache that recompiles slower to time, and
     # what the eager contestants of the speed suite leave behind would count as the candidate's
@@ -108,6 +130,8 @@ class Suite(Table):
     SYMBOLS = "symbols", SuiteRule(version=1, runners={Group.SYMBOLS: "symbols:run_symbols"}, needs_symbols=True)
 
 
+WITHOUT_GPU = tuple(suite for suite in Suite if suite.rule.without_gpu)
+BY_DEFAULT = tuple(suite for suite in Suite if suite.rule.by_default and not suite.rule.needs_symbols)
 SUITE_LINE = "::suite "  # what a cell prints when a suite begins or ends: '::suite recompile start'
 
 

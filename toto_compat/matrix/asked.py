@@ -19,6 +19,7 @@ class Asked:
     rebuild: bool = False
     run: str | None = None
     require: tuple[str, ...] = ()
+    lower_only: bool = False
     dry_run: bool = False
     as_json: bool = False
     matrix_file: Path | None = None

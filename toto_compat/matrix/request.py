@@ -13,8 +13,9 @@ from toto_compat.contract.request import (
     Limits,
     SymbolSeries,
     Workload,
+    suites_here,
 )
-from toto_compat.contract.suites import Suite
+from toto_compat.contract.suites import WITHOUT_GPU, Suite
 from toto_compat.errors import SelectionError
 from toto_compat.matrix.demands import demands_of
 from toto_compat.matrix.expand import gate_limits, is_whole_model, named_profile
@@ -32,18 +33,23 @@ def matrix_request(
     checkpoint_folder: str | None = None,
     quiet_lock: str | None = None,
     symbols: tuple[SymbolSeries, ...] = (),
+    lower_only: bool = False,
 ) -> CellRequest:
     """The request of a cell of the matrix under a profile; with series of the user's own, their suite is in it."""
     profile = named_profile(matrix, profile_name)
     workload_name = cell.workload or profile.workloads[0]
     device = matrix.environments[cell.environment].runs_on(device)
+    of_cell = profile.of_cell
+    if lower_only:
+        suites = tuple(suite for suite in of_cell.suites if suite in WITHOUT_GPU) or (Suite.CUDA_LOWERING,)
+        of_cell = of_cell.model_copy(update={"suites": suites})
     request = cell_request(
         matrix,
         matrix_path,
         cell,
         settings=matrix.settings[cell.settings],
         profile_name=profile_name,
-        profile=with_time_to_autotune(profile.of_cell, cell, device),
+        profile=with_time_to_autotune(of_cell, cell, device),
         workload_name=workload_name,
         workload=matrix.workloads[workload_name],
         workload_folder=matrix_path.resolve().parent,
@@ -52,7 +58,8 @@ def matrix_request(
         quiet_lock=quiet_lock,
         demands=demands_of(gate_limits(matrix, profile_name), device=device, mode=cell.mode),
     )
-    return with_symbols(request, symbols)
+    request = with_symbols(request, symbols)
+    return request.model_copy(update={"lower_only": True, "demands": ()}) if lower_only else request
 
 
 def with_symbols(request: CellRequest, symbols: tuple[SymbolSeries, ...]) -> CellRequest:
@@ -105,6 +112,13 @@ def cell_request(
     environment = matrix.environments[cell.environment]
     device = environment.runs_on(device)
     limits = matrix.limits.model_copy(update={"threads": workload.threads or matrix.limits.threads})
+    known = environment.gpu_architectures or profile.architectures
+    profile = profile.model_copy(
+        update={
+            "suites": suites_here(profile.suites, environment, device),
+            "architectures": tuple(one for one in profile.architectures if one in known) or known[-1:],
+        }
+    )
     csv = workload.csv
     if csv is not None:
         csv = csv.model_copy(update={"path": str((workload_folder / csv.path).resolve())})

@@ -51,7 +51,9 @@ def select_cells(
     profile = named_profile(matrix, asked.profile)
     device = choose_device()
     left_out: dict[str, str] = {}
-    if asked.selectors:
+    if asked.lower_only:
+        cells = _select_to_lower(matrix, asked)
+    elif asked.selectors:
         cells = select(expand(matrix, asked.profile), asked.selectors, only_when_named=profile.only_when_named)
         cells = in_order_of_interest(cells) if device is Device.CUDA else cells
     else:
@@ -66,6 +68,20 @@ def select_cells(
     symbols = read_symbols(asked.data, asked.column, asked.symbols) if asked.data is not None else ()
     fitted = [fit_to_workload(symbols, name, workload) for name, workload in workloads.items()]
     return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workloads, left_out, fitted[0])
+
+
+def _select_to_lower(matrix: Matrix, asked: Asked) -> list[CellName]:
+    """Pick cells of CUDA builds: what a GPU machine would run by default, or those that were asked for."""
+    if not asked.selectors:
+        return default_selection(matrix, Device.CUDA, asked.profile)
+    cells = select(expand(matrix, asked.profile), asked.selectors)
+    for_cuda = [cell for cell in cells if matrix.environments[cell.environment].device is Device.CUDA]
+    if not for_cuda:
+        raise SelectionError(
+            "--lower-only: only CPU builds are selected, and those have no CUDA code",
+            hint="select cells of CUDA builds: `toto-compat matrix 'torch-*-cu*/fixed_size/*' --lower-only`",
+        )
+    return for_cuda
 
 
 def _select_required(cells: Sequence[CellName], matrix: Matrix, asked: Asked) -> Sequence[CellName]:

@@ -81,7 +81,7 @@ def _junit_suite(cell: JudgedCell, started: str) -> ET.Element:
     suite.set("tests", str(len(cases)))
     suite.set("time", f"{sum(evidence.seconds for evidence in cell.result.evidence.values()):.3f}")
     properties = ET.SubElement(suite, "properties")
-    for name, value in (("verdict", cell.verdict.value), ("device", cell.result.request.device.value)):
+    for name, value in (("verdict", cell.verdict.value), ("device", cell.result.request.speaks_of.value)):
         ET.SubElement(properties, "property", name=name, value=value)
     suite.extend(cases)
     return suite

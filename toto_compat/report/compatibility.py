@@ -29,7 +29,7 @@ def row(cell: JudgedCell) -> dict[str, Any]:
     return {
         "environment": name.environment,
         "torch": request.environment.torch,
-        "device": request.device.value,
+        "device": request.speaks_of.value,
         "cache": name.cache,
         "mode": name.mode,
         "settings": name.settings,

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.events import Event, EventKind
-from toto_compat.contract.result import Figure, Kind, SuiteEvidence
+from toto_compat.contract.result import CellResult, Figure, Kind, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import StorageError
 from toto_compat.evidence.files import read_model
@@ -24,6 +24,7 @@ from toto_compat.report.table import value_text
 from toto_compat.verdict.decision import Contender, torch_release
 from toto_compat.verdict.judge import JudgedCell, JudgedGate, forecast_text, rerun_command
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
+from toto_compat.verdict.without_gpu import known_without_gpu
 
 # enough to tell a spike from noise; more digits only make the page larger
 _SIGNIFICANT_DIGITS = 4
@@ -79,7 +80,7 @@ def grid_of(cells: Sequence[JudgedCell]) -> Grid:
     placed: dict[tuple[Column, tuple[str, str, str, str]], GridCell] = {}
     for number, cell in enumerate(cells):
         name = cell.result.cell
-        column = Column(name.environment, torch_release(cell), cell.result.request.device.value)
+        column = Column(name.environment, torch_release(cell), cell.result.request.speaks_of.value)
         key = (name.cache, name.mode, name.settings, name.workload)
         columns[column] = rows[key] = None
         placed[column, key] = GridCell(number, cell, _speedup(cell), _predicted(cell))
@@ -100,12 +101,13 @@ def cell_details(cell: JudgedCell, history: Sequence[PastRow], provenance_number
     timings = speed.details.get("timings", {}) if speed else {}
     return {
         "name": result.cell,
-        "device": result.request.device.value,
+        "device": result.request.speaks_of.value,
         "forecast": forecast_text(cell),
         "verdict": cell.verdict.value,
         "decidedBy": cell.decided_by.value if cell.decided_by else "",
         "reason": cell.reason,
         "gates": [_gate(judged) for judged in cell.gates.values()],
+        "lowered": _lowered(result),
         "symbols": [list(one.texts) for one in symbol_rows(cell)],
         "timings": {name: [_short(ms) for ms in values] for name, values in timings.items()},
         "figures": [
@@ -127,6 +129,30 @@ def cell_details(cell: JudgedCell, history: Sequence[PastRow], provenance_number
         "reusedFrom": result.ran_in if isinstance(result, StoredCell) and result.reused else "",
         "history": [[past.run, past.date, past.verdict, past.speedup, past.recompiles_total] for past in history],
     }
+
+
+def _lowered(result: CellResult) -> dict[str, Any] | None:
+    """Return what was compiled for described GPUs, one row each; None where nothing was."""
+    known, evidence = known_without_gpu(result), result.evidence.get(Suite.CUDA_LOWERING)
+    if known is None or evidence is None:
+        return None
+    rows = [
+        [
+            f"{row['architecture']} ({row['card']})",
+            f"{row['lowered']} of {row['graphs']}",
+            f"{row['captured_whole']} of {row['graphs']}",
+            f"{row['captured_partitions']} of {row['partitions']}",
+            row["kernels"],
+            row["most_registers"],
+            row["spilling_kernels"],
+            ", ".join(f"{name} {count}" for name, count in row["library_calls"].items()),
+            row["values_on_cpu"],
+            row["seconds"],
+            "; ".join(row["errors"]),
+        ]
+        for row in evidence.details.get("architectures", [])
+    ]
+    return {"told": known.text, "rows": rows}
 
 
 def provenance_facts(cell: JudgedCell) -> dict[str, Any]:
@@ -191,7 +217,7 @@ def history_of(results: Path, *, until: JudgedRun) -> dict[str, list[PastRow]]:
 
 def cell_name(cell: JudgedCell) -> str:
     """Return what identifies a row across runs: the device too, since a CUDA build can run on the CPU."""
-    return _row_name(cell.result.request.device.value, cell.result.cell)
+    return _row_name(cell.result.request.speaks_of.value, cell.result.cell)
 
 
 def as_past_row(cell: JudgedCell, info: RunInfo) -> PastRow:

@@ -47,7 +47,7 @@ def markdown_table(judged: JudgedRun) -> str:
     for cell in judged.cells:
         row = [
             cell.result.cell.environment,
-            cell.result.request.device.value,
+            cell.result.request.speaks_of.value,
             cell.result.cell.cache,
             cell.result.cell.mode_and_settings,
             forecast_text(cell),

@@ -78,6 +78,7 @@ def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: As
             checkpoint_folder=_folder_of(selection, cell, folders),
             quiet_lock=str(cache_folder() / "quiet.lock"),
             symbols=selection.symbols,
+            lower_only=asked.lower_only,
         )
         for cell in selection.cells
     ]

@@ -63,8 +63,8 @@ def _by_name(cells: Sequence[JudgedCell]) -> Mapping[str, JudgedCell]:
     # a CUDA environment can also run on the CPU: those are two different rows
     return {
         cell.result.cell
-        if cell.result.request.device is cell.result.request.environment.device
-        else f"{cell.result.cell} on {cell.result.request.device.value}": cell
+        if cell.result.request.speaks_of is cell.result.request.environment.device
+        else f"{cell.result.cell} on {cell.result.request.speaks_of.value}": cell
         for cell in cells
     }
 

@@ -8,12 +8,13 @@ from enum import StrEnum
 from packaging.version import Version
 
 from toto_compat.contract.request import Device
-from toto_compat.contract.result import Figure
+from toto_compat.contract.result import CellResult, Figure
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.gain import gain_text, weights_text
 from toto_compat.verdict.judge import JudgedCell, Status, rerun_command
 from toto_compat.verdict.ranges import ReleaseHistory, release_history
+from toto_compat.verdict.without_gpu import NOT_MEASURED, best_known
 
 # a cache that gains less than this by itself is not worth the change
 _WORTH_TAKING = 1.1
@@ -119,7 +120,7 @@ class Decision:
 
 def decide(cells: Sequence[JudgedCell], rules: DecisionRules, unfinished: Sequence[UnfinishedCell] = ()) -> Decision:
     """Answer for every device; CUDA is always answered, if only with what is missing."""
-    asked = {cell.result.request.device for cell in cells} | {cell.device for cell in unfinished} | {Device.CUDA}
+    asked = {cell.result.request.speaks_of for cell in cells} | {cell.device for cell in unfinished} | {Device.CUDA}
     devices = {
         device: _decide_device(device, cells, rules, [cell for cell in unfinished if cell.device is device])
         for device in (Device.CUDA, Device.CPU)
@@ -135,7 +136,7 @@ def contenders_of(
     device: Device, cells: Sequence[JudgedCell], known_releases: Sequence[str] = ()
 ) -> tuple[Contender, ...]:
     """Cells grouped by cache, mode and settings, each along the releases, in the order of first appearance."""
-    here = [cell for cell in cells if cell.result.request.device is device]
+    here = [cell for cell in cells if cell.result.request.speaks_of is device]
     releases = {*known_releases, *(torch_release(cell) for cell in here)}
     groups: defaultdict[tuple[str, str, str], list[JudgedCell]] = defaultdict(list)
     for cell in here:
@@ -195,7 +196,7 @@ def _decide_device(
     if passing:
         alone = _cache_only(device, max(passing, key=_preference), contenders)
         return replace(alone, allowed=_allowed([max(passing, key=_preference)], rules, compiled=False))
-    return _without_pass(device, contenders)
+    return _without_pass(device, contenders, [cell.result for cell in cells] if device is Device.CUDA else [])
 
 
 def _allowed(contenders: Sequence[Contender], rules: DecisionRules, *, compiled: bool) -> tuple[JudgedCell, ...]:
@@ -258,7 +259,7 @@ def _worth_checking(
     profiles = _listed(tuple(dict.fromkeys(cell.result.request.profile_name for cell in passed)))
     command = (
         f"nox -s matrix -- '{newest.cell.for_all_workloads}' --profile {rules.production_profile} "
-        f"--device {newest.request.device.value}"
+        f"--device {newest.request.speaks_of.value}"
     )
     reason = (
         f"every demanded gate passed, in profile {profiles}; only {rules.production_profile} on production's "
@@ -361,8 +362,9 @@ def _stopped_early(
     )
 
 
-def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDecision:
-    cells = [cell for contender in contenders for cell in contender.cells]
+def _without_pass(device: Device, contenders: tuple[Contender, ...], may_know: Sequence[CellResult]) -> DeviceDecision:
+    """Answer where no row passes. `may_know`: cells of any device that may have been compiled for this one."""
+    cells = [cell for contender in contenders for cell in contender.cells if not cell.result.request.lower_only]
     undecided = [cell for cell in cells if cell.verdict is Status.INCONCLUSIVE]
     if cells and not undecided:
         # one workload may PASS where another of the same cache does not: it is that one which keeps compile off
@@ -387,6 +389,12 @@ def _without_pass(device: Device, contenders: tuple[Contender, ...]) -> DeviceDe
         command = f"nox -s matrix -- --device {device.value}"
         where = " on a machine with an NVIDIA GPU" if device is Device.CUDA else ""
         reason = f"nothing was measured on {_label(device)}"
+        if known := best_known(may_know):
+            result, found = known
+            reason += (
+                f", but {result.cell.cache}/{result.cell.mode_and_settings} on torch "
+                f"{result.request.environment.torch} was {found.text}; an hour on a GPU would add {NOT_MEASURED}"
+            )
         return _no_contender(
             device,
             Answer.NOT_ENOUGH_EVIDENCE,

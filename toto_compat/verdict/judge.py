@@ -13,6 +13,7 @@ from toto_compat.contract.suites import Suite
 from toto_compat.matrix.demands import demands_of
 from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.disturbances import disturbed_by
+from toto_compat.verdict.without_gpu import NOT_MEASURED, known_without_gpu
 
 
 class Status(StrEnum):
@@ -75,7 +76,7 @@ class JudgedCell:
 
 def judge(result: CellResult, gates: Mapping[Gate, GateLimit]) -> JudgedCell:
     """The verdict of one cell from its stored evidence alone."""
-    demands = demands_of(gates, device=result.request.device, mode=result.request.cell.mode)
+    demands = demands_of(gates, device=result.request.speaks_of, mode=result.request.cell.mode)
     is_lost = bool(broken_demand(demands, result.evidence))
     # gates of the user's own series decide where there are some
     asked = [
@@ -110,7 +111,7 @@ def rerun_command(result: CellResult, *, profile: str = "") -> str:
     request = result.request
     return (
         f"toto-compat matrix '{result.cell}' --profile {profile or request.profile_name} "
-        f"--device {request.device.value} --fresh"
+        f"--device {request.speaks_of.value} --fresh"
     )
 
 
@@ -126,7 +127,8 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit, *, is_lost: bo
     if why := _does_not_apply(result, gate, figure):
         return judged(Status.NOT_APPLICABLE, why)
     if missing := (
-        _not_evidence(result, gate, evidence)
+        _only_lowered(result)
+        or _not_evidence(result, gate, evidence)
         or _no_figure(gate, evidence, figure)
         or _reference_is_no_better(gate, evidence, limit)
         or _disturbed(gate, evidence)
@@ -153,7 +155,7 @@ def _does_not_apply(result: CellResult, gate: Gate, figure: Figure | None) -> st
     rule, request = gate.rule, result.request
     if figure is not None and figure.value is None and figure.does_not_apply:
         return figure.does_not_apply
-    if rule.only_on is not None and request.device is not rule.only_on:
+    if rule.only_on is not None and request.speaks_of is not rule.only_on:
         why = rule.elsewhere or f"decides on {rule.only_on.value} only"
         if figure is None or figure.value is None:
             return why
@@ -182,6 +184,15 @@ def _what_torch_said(gate: Gate, evidence: SuiteEvidence) -> str:
     return f"; first{where}{source}: {_first_line(first.reason)}"
 
 
+def _only_lowered(result: CellResult) -> str:
+    """Say what is known of a cell that was compiled for CUDA without a GPU, and what is not; '' if it was run."""
+    if not result.request.lower_only:
+        return ""
+    known = known_without_gpu(result)
+    told = known.text if known else "the code for CUDA was not compiled"
+    return f"{NOT_MEASURED} are not measured without a GPU; {told}"
+
+
 def _not_evidence(result: CellResult, gate: Gate, evidence: SuiteEvidence | None) -> str:
     """Say why what is stored says nothing about the model, or '' if it does."""
     suite = gate.rule.suite.value
@@ -193,7 +204,7 @@ def _not_evidence(result: CellResult, gate: Gate, evidence: SuiteEvidence | None
         told = f": {_first_line(evidence.failure.message)}" if evidence and evidence.failure else ""
         what = "skipped when the cell was run" if _was_skipped(evidence) else "not run"
         return f"the {suite} suite was {what}{told}"
-    if result.request.device is Device.CUDA and not result.provenance.gpu:
+    if result.request.speaks_of is Device.CUDA and not result.provenance.gpu:
         return "asked for CUDA, but the cell saw no GPU: CPU evidence never decides a CUDA verdict"
     if evidence.outcome is Outcome.ERROR:
         return f"the {suite} suite could not finish: {_failure_line(evidence)}"
@@ -246,7 +257,7 @@ def _timed_too_rarely(gate: Gate, evidence: SuiteEvidence | None, *, is_lost: bo
 
 
 def _command_for_missing(result: CellResult, suite: Suite) -> str:
-    needs_other_profile = suite not in result.request.profile.suites
+    needs_other_profile = suite not in result.request.profile.suites and not result.request.lower_only
     return rerun_command(result, profile="production-check" if needs_other_profile else "")
 
 

@@ -76,7 +76,7 @@ def in_table_order(cells: Iterable[JudgedCell]) -> tuple[JudgedCell, ...]:
         sorted(
             cells,
             key=lambda cell: (
-                cell.result.request.device.value,
+                cell.result.request.speaks_of.value,
                 Version(torch_release(cell)),
                 cell.result.cell.environment,
             ),

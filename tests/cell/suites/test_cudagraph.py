@@ -11,13 +11,13 @@ import torch
 
 from tests.cell.small_trials import WORKLOAD, trial_of
 from toto_compat.cell.live import CompilerWatch
+from toto_compat.cell.lowering.strays import Stray, cpu_finding_backend
 from toto_compat.cell.suites import cudagraph
 from toto_compat.cell.suites.cudagraph import (
     GraphChecked,
     KeptOut,
     checking_backend,
     counting_kept_out,
-    cpu_finding_backend,
     measure,
     measured_figures,
     predict,
@@ -120,7 +120,7 @@ def test_where_only_some_graphs_are_split_reading_a_number_costs_the_whole_graph
 def test_a_split_graph_and_a_stray_tensor_count_and_are_told_as_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = [GraphChecked(nodes=3), GraphChecked(nodes=3, kept_out=["incompatible op x"], partitions=2)]
     monkeypatch.setattr(cudagraph, "graphs_of_one_forecast", lambda _trial: graphs)
-    monkeypatch.setattr(cudagraph, "stray_tensors", lambda _trial: (["arange"], ""))
+    monkeypatch.setattr(cudagraph, "stray_tensors", lambda _trial: ([Stray("arange")], ""))
     with partitioned(True):
         evidence = predict(trial_of("upstream"))
     assert evidence.figures["cudagraphs"].value == 2
@@ -131,13 +131,13 @@ def test_a_split_graph_and_a_stray_tensor_count_and_are_told_as_parts(monkeypatc
 
 
 def test_a_tensor_left_on_the_cpu_is_found_on_meta() -> None:
-    found: list[str] = []
+    found: list[Stray] = []
 
     def stray(x: torch.Tensor) -> torch.Tensor:
         return x + torch.arange(3).to(x.device)
 
     torch.compile(stray, backend=cpu_finding_backend(found))(torch.ones(3, device="meta"))
-    assert found
+    assert any(one.line and one.line.function == "stray" for one in found)
 
 
 def test_list_index_is_predicted_to_skip_as_production_s_log_says() -> None:

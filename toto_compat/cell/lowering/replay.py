@@ -39,7 +39,11 @@ class Rehearsal:
     _calls: int = 0  # within the generation
 
     def __call__(self, graph: CapturedGraph) -> BoxedRun:
-        replayed = ReplayedGraph(self, graph, self.compiler(graph))
+        return self.replayed(graph, self.compiler(graph))
+
+    def replayed(self, graph: CapturedGraph, run: BoxedRun) -> BoxedRun:
+        """Run what a graph was compiled to by these rules."""
+        replayed = ReplayedGraph(self, graph, run)
         self.graphs.append(replayed)
         return replayed
 

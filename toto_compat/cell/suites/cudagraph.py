@@ -4,7 +4,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 from unittest import mock
@@ -12,7 +12,6 @@ from unittest import mock
 import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.cudagraphs import find_input_mutations
 from torch._inductor import cudagraph_utils
 from torch._inductor import utils as inductor_utils
@@ -20,6 +19,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.scheduler import Scheduler
 
 from toto_compat.cell.live import CompilerWatch
+from toto_compat.cell.lowering.strays import Stray, stray_tensors
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.cudagraph_replays import (
     SYNC_METHOD,
@@ -28,10 +28,10 @@ from toto_compat.cell.suites.cudagraph_replays import (
     replay_figure,
     witnessing,
 )
-from toto_compat.cell.trial import Trial, blaming_the_candidate, telling_line
+from toto_compat.cell.trial import Trial, blaming_the_candidate
 from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.result import Figure, Kind, Outcome, SuiteEvidence
-from toto_compat.contract.suites import Suite
+from toto_compat.contract.suites import Group, Suite
 from toto_compat.contract.torch_messages import SEVERITIES
 from toto_compat.model.bound import BoundModel, observed
 from toto_compat.model.series import Series
@@ -63,10 +63,26 @@ class GraphChecked:
 
 def run_cudagraph(session: Session) -> SuiteEvidence:
     trial = session.trial
-    return measure(trial) if trial.device == "cuda" else predict(trial)
+    if trial.device == "cuda":
+        return measure(trial)
+    lowered = session.evidence(Suite.CUDA_LOWERING, Group.CUDA_LOWERING)
+    return predicted_by_lowering(lowered) if lowered is not None and lowered.figures else predict(trial)
 
 
 # Prediction
+
+
+def predicted_by_lowering(lowered: SuiteEvidence) -> SuiteEvidence:
+    """Take over what was compiled for CUDA in this cell: it says more than checks on graphs for the CPU."""
+    return SuiteEvidence(
+        suite=Suite.CUDAGRAPH,
+        outcome=lowered.outcome,
+        method=lowered.method,
+        figures={"cudagraphs": lowered.figures["cudagraphs"]},
+        events=lowered.events,
+        failure=lowered.failure,
+        details={"predicted_by": Suite.CUDA_LOWERING.value},
+    )
 
 
 def predict(trial: Trial) -> SuiteEvidence:
@@ -75,7 +91,7 @@ def predict(trial: Trial) -> SuiteEvidence:
     strays, untraceable = stray_tensors(trial)
     reasons = Counter(reason for graph in graphs for reason in graph.reasons)
     kept_out = Counter(reason for graph in graphs for reason in graph.kept_out)
-    (kept_out if _has_graph_partition() else reasons).update({f"cpu device ({name})": 1 for name in strays or ()})
+    (kept_out if _has_graph_partition() else reasons).update({f"cpu device ({stray})": 1 for stray in strays or ()})
     return SuiteEvidence(
         suite=Suite.CUDAGRAPH,
         outcome=Outcome.MEASURED,
@@ -89,13 +105,13 @@ def predict(trial: Trial) -> SuiteEvidence:
             "graphs": [asdict(graph) for graph in graphs],
             "dynamic_graphs": sum(graph.dynamic for graph in graphs),  # recorded anew for every shape
             "partitions": [graph.partitions for graph in graphs],
-            "stray_cpu_tensors": strays,
+            "stray_cpu_tensors": None if strays is None else [str(stray) for stray in strays],
             "meta_trace": untraceable or "traced",
         },
     )
 
 
-def _predicted_figure(graphs: Sequence[GraphChecked], strays: list[str] | None, untraceable: str) -> Figure:
+def _predicted_figure(graphs: Sequence[GraphChecked], strays: Sequence[Stray] | None, untraceable: str) -> Figure:
     if not graphs:
         return Figure(value=None, kind=Kind.PREDICTED, missing="no graph reached Inductor: nothing was compiled")
     skipped = sum(bool(graph.reasons) for graph in graphs)
@@ -135,42 +151,6 @@ def _series(trial: Trial, model: BoundModel) -> Series:
 
 def _forecast(model: BoundModel, series: Series) -> None:
     model.generate_mean(series, series.truth.shape[-1])
-
-
-def stray_tensors(trial: Trial) -> tuple[list[str] | None, str]:
-    """Names of values that stay on the CPU when everything given is elsewhere; or None and why it cannot be traced."""
-    strays: list[str] = []
-    torch._dynamo.reset()
-    try:
-        with _meta_tensors_are_true():
-            _one_forecast(replace(trial, device="meta"), cpu_finding_backend(strays))
-    except Exception as error:  # a step that reads values cannot run on meta at all: that is an answer, not a fault
-        return None, f"the forecast cannot be traced on meta ({telling_line(getattr(error, 'cause', error))[:200]})"
-    finally:
-        torch._dynamo.reset()
-    return strays, ""
-
-
-@contextmanager
-def _meta_tensors_are_true() -> Iterator[None]:
-    """toto-ts asserts on tensors outside the compiled step; without values every assertion holds."""
-    original = torch.Tensor.__bool__
-    torch.Tensor.__bool__ = lambda tensor: tensor.is_meta or original(tensor)
-    try:
-        yield
-    finally:
-        torch.Tensor.__bool__ = original
-
-
-def cpu_finding_backend(strays: list[str]) -> Callable[..., Any]:
-    """AOTAutograd alone: Inductor's own passes throw away what is computed on meta, and then trip over it."""
-
-    def compiler(graph_module: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Any:
-        strays.extend(_values_on_cpu(graph_module))
-        return _run_as_it_is(graph_module)
-
-    backend: Callable[..., Any] = aot_autograd(fw_compiler=compiler)
-    return backend
 
 
 def checking_backend(graphs: list[GraphChecked]) -> Callable[..., Any]:
@@ -228,7 +208,7 @@ def check_graph(
         nodes=len(graph.nodes), mutated_inputs=len(mutated), static_inputs=len(static_indices), dynamic=False
     )
     checked.dynamic = bool(inductor_utils.any_is_symbolic(*example_inputs))
-    function = _wrapped_function(
+    function = wrapped_function(
         cudagraph_utils,
         mutated=mutated,
         static=static_indices,
@@ -255,7 +235,7 @@ def _with_regions(graph_module: torch.fx.GraphModule) -> list[torch.fx.GraphModu
     return [module for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
 
 
-def _wrapped_function(module: Any, *, mutated: tuple[int, ...], static: tuple[int, ...], placeholders: Any) -> Any:
+def wrapped_function(module: Any, *, mutated: tuple[int, ...], static: tuple[int, ...], placeholders: Any) -> Any:
     """Inductor's record of a function to capture; its fields grew over the releases, those since 2.15 are settings."""
     given = {
         "model": lambda *_: None,
@@ -296,16 +276,6 @@ def _partitions(graph_module: torch.fx.GraphModule) -> int:
     """Tell how many pieces are left to capture when Inductor splits the graph around every op that cannot be."""
     calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
     return sum(captured for captured, _ in groupby(not _split_off(node) for node in calls))
-
-
-def _values_on_cpu(graph_module: torch.fx.GraphModule) -> list[str]:
-    """Names of the values on the CPU that something uses."""
-    return [
-        node.name
-        for part in _with_regions(graph_module)
-        for node in part.graph.nodes
-        if isinstance(value := node.meta.get("val"), torch.Tensor) and value.device.type == "cpu" and node.users
-    ]
 
 
 def _plain(message: str) -> str:

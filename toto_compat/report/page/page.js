@@ -281,6 +281,8 @@ function fillDetails(cell, provenance) {
   ]), [5]);
   const parts = [lead, copyable("Run this cell again", cell.rerun), ...section("Gates", gates)];
   if (cell.failure) parts.push(...section("The cell did not finish", element("pre", { tabindex: "0" }, failureText(cell.failure))));
+  if (cell.lowered) parts.push(...section("Compiled for CUDA without a GPU", element("p", {}, element("span", { class: "predicted" }, "≈ decides nothing"), ` ${cell.lowered.told}.`), table(
+    ["GPU", "graphs lowered", "whole in CUDA graphs", "partitions captured", "kernels", "most registers", "spilling", "library calls", "values on the CPU", "seconds", "torch said"], cell.lowered.rows, [7, 10])));
   if (cell.symbols.length) parts.push(...section("Your series, compiled against upstream eager", table(
     ["symbol", "MAE eager", "MAE compiled", "difference", "speedup", "recompiles", "notes"], cell.symbols, [6])));
   if (Object.values(cell.timings).some((values) => values.length)) {

@@ -1,0 +1,138 @@
+"""What a row says that was compiled for CUDA without a GPU: what is known, what is not, and no verdict either way."""
+
+from typing import Any
+
+import pytest
+
+from tests.verdict.sample_cells import GATES, GOOD_FIGURES, cell_request, provenance
+from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.request import Device
+from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.suites import WITHOUT_GPU, Suite
+from toto_compat.matrix.gates import Gate
+from toto_compat.verdict.decision import Answer, DecisionRules, decide
+from toto_compat.verdict.judge import JudgedCell, Status, judge
+from toto_compat.verdict.without_gpu import best_known, known_without_gpu
+
+
+def lowered_evidence(*, kept_out: int = 0, graphs: int = 3, **changes: Any) -> SuiteEvidence:
+    events = (
+        Event(
+            kind=EventKind.CUDAGRAPH_SKIP,
+            severity=Severity.WARNING,
+            reason="mutated inputs (2 instances)",
+            normalised_reason="mutated inputs (2 instances)",
+            count=kept_out,
+            file="toto/model/util.py",
+            line=119,
+        ),
+    )
+    rows = [
+        {"architecture": name, "graphs": graphs, "captured_whole": graphs - kept_out}
+        for name in ("sm_80", "sm_90", "sm_120")
+    ]
+    return SuiteEvidence(
+        suite=Suite.CUDA_LOWERING,
+        outcome=Outcome.MEASURED,
+        figures={"cudagraphs": Figure(value=kept_out, kind=Kind.PREDICTED)},
+        events=events if kept_out else (),
+        details={"architectures": rows},
+    ).model_copy(update=changes)
+
+
+def executed_evidence(ratio: float | None = 0.6) -> SuiteEvidence:
+    figure = Figure(
+        value=ratio, kind=Kind.INTERPRETED, missing="" if ratio is not None else "no CUDA code was executed"
+    )
+    return SuiteEvidence(suite=Suite.CUDA_EQUIVALENCE, outcome=Outcome.MEASURED, figures={"cuda_equivalence": figure})
+
+
+def lowered_cell(*evidence: SuiteEvidence, torch: str = "2.15.0", cache: str = "fixed_size") -> CellResult:
+    request = cell_request(
+        torch=torch, build="cu132", cache=cache, mode="reduce-overhead", device=Device.CPU, suites=WITHOUT_GPU
+    ).model_copy(update={"lower_only": True})
+    return CellResult(
+        cell=request.cell,
+        request=request,
+        provenance=provenance(request, gpu=None),
+        evidence={one.suite: one for one in evidence or (lowered_evidence(), executed_evidence())},
+    )
+
+
+def judged(result: CellResult) -> JudgedCell:
+    return judge(result, GATES)
+
+
+def test_a_row_that_was_only_compiled_is_inconclusive_and_names_speed_memory_and_replay() -> None:
+    row = judged(lowered_cell())
+    assert row.verdict is Status.INCONCLUSIVE
+    assert row.result.request.speaks_of is Device.CUDA
+    for told in ("speed, memory and the replay of CUDA graphs", "sm_80, sm_90 and sm_120", "3 of 3", "right"):
+        assert told in row.reason
+    assert {one.status for one in row.gates.values()} <= {Status.INCONCLUSIVE, Status.NOT_APPLICABLE}
+
+
+@pytest.mark.parametrize("figure", [*GOOD_FIGURES])
+def test_not_even_perfect_figures_let_such_a_row_pass(figure: Gate) -> None:
+    """A cell without a GPU that carries every figure of a passing one, under whatever kind, still decides nothing."""
+    faked = [
+        SuiteEvidence(
+            suite=suite,
+            outcome=Outcome.MEASURED,
+            figures={
+                gate.figure: Figure(value=value) for gate, value in GOOD_FIGURES.items() if gate.rule.suite is suite
+            },
+        )
+        for suite in dict.fromkeys(gate.rule.suite for gate in GOOD_FIGURES)
+    ]
+    row = judged(lowered_cell(lowered_evidence(), *faked))
+    assert row.gates[figure].status is not Status.PASS
+    assert row.verdict is Status.INCONCLUSIVE
+
+
+def test_a_graph_that_is_not_taken_is_told_with_its_reason_and_line() -> None:
+    known = known_without_gpu(lowered_cell(lowered_evidence(kept_out=2)))
+    assert known is not None
+    assert "1 of 3" in known.text
+    assert "mutated inputs (2 instances) (toto/model/util.py:119)" in known.text
+
+
+def test_wrong_numbers_are_told_as_wrong() -> None:
+    known = known_without_gpu(lowered_cell(lowered_evidence(), executed_evidence(40.0)))
+    assert known is not None
+    assert known.right is False
+    assert "WRONG" in known.text
+
+
+def test_what_could_not_be_compiled_is_told_in_torchs_words() -> None:
+    failure = Failure(kind="exception", message="Unsupported: Tensor.item (toto_compat/model/step.py:12)")
+    known = known_without_gpu(lowered_cell(lowered_evidence(outcome=Outcome.MODEL_FAILED, failure=failure)))
+    assert known is not None
+    assert "not compiled for CUDA: Unsupported: Tensor.item (toto_compat/model/step.py:12)" in known.text
+
+
+def test_a_cell_that_did_not_try_says_nothing() -> None:
+    request = cell_request()
+    cell = CellResult(cell=request.cell, request=request, provenance=provenance(request), evidence={})
+    assert known_without_gpu(cell) is None
+    assert best_known([cell]) is None
+
+
+def test_the_best_known_is_right_then_whole_then_new() -> None:
+    wrong = lowered_cell(lowered_evidence(), executed_evidence(40.0), torch="2.16.0")
+    split = lowered_cell(lowered_evidence(kept_out=1), torch="2.16.0", cache="list_index")
+    old, new = lowered_cell(torch="2.9.0"), lowered_cell(torch="2.15.0")
+    found = best_known([wrong, split, old, new])
+    assert found is not None and found[0] is new
+
+
+def test_the_decision_says_what_is_known_and_what_an_hour_on_a_gpu_would_add() -> None:
+    decision = decide([judged(lowered_cell())], DecisionRules()).devices[Device.CUDA]
+    assert decision.answer is Answer.NOT_ENOUGH_EVIDENCE
+    for told in (
+        "nothing was measured on CUDA, but fixed_size/reduce-overhead on torch 2.15.0 was compiled for",
+        "executed in Triton's interpreter and right",
+        "an hour on a GPU would add speed, memory and the replay of CUDA graphs",
+        "run nox -s matrix -- --device cuda on a machine with an NVIDIA GPU",
+    ):
+        assert told in decision.sentence

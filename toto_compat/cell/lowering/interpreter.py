@@ -1,0 +1,207 @@
+"""The code that Inductor made for CUDA, run without a GPU: each Triton kernel in Triton's interpreter, one after the
+other, and what is left to libraries (matrix products, attention) by the CPU's own.
+
+The interpreter is chosen when triton is imported: this needs a process with TRITON_INTERPRET=1. Blocks and grids are
+Inductor's own for the described GPU. It says whether the code is right, not whether it is fast or can be captured:
+programs run one by one, so no race shows, and arithmetic is numpy's.
+"""
+
+import importlib.util
+import inspect
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor import async_compile
+from torch._inductor.runtime import triton_helpers, triton_heuristics
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from toto_compat.cell.lowering.capture import BoxedRun, CapturedGraph, emptied, run_as_it_is
+from toto_compat.cell.lowering.described_gpu import DescribedGpu, described
+from toto_compat.cell.lowering.lower import LoweredGraph, lower
+from toto_compat.cell.lowering.source_lines import SourceLine
+
+INTERPRET = "TRITON_INTERPRET"
+
+
+@dataclass
+class Interpreter:
+    """A compiler of graphs that runs what Inductor makes of them for CUDA."""
+
+    gpu: DescribedGpu
+    strays: Collection[SourceLine] = ()
+    alter: Callable[[str], str] = str  # the code before it runs: what a sabotage changes
+    reports: list[LoweredGraph] = field(default_factory=list)
+    launches: int = 0  # of kernels
+    _folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="interpreted-")))
+    _files: Iterator[int] = field(default_factory=count)
+
+    def __call__(self, graph: CapturedGraph) -> BoxedRun:
+        """Lower a graph and give its code to run; where torch cannot lower it, the graph itself."""
+        if os.environ.get(INTERPRET) != "1":
+            raise RuntimeError(f"{INTERPRET}=1 must be set before triton is imported")
+        lowered = lower(graph, self.gpu, strays=self.strays, assemble=False)
+        self.reports.append(lowered.report)
+        if lowered.report.error or lowered.graph is None:
+            return run_as_it_is(graph)
+        with described(self.gpu), self._kernels_interpreted():
+            wrapper = self._module(self.alter(lowered.source))
+        constants = list(lowered.graph.constants)
+
+        def run(arguments: list[Any]) -> Any:
+            given = [*emptied(arguments), *constants]
+            with _no_device(), _OnCpu(), _LibrariesOnCpu():
+                return wrapper.call(given)
+
+        return run
+
+    def _module(self, source: str) -> ModuleType:
+        """Import code from a file: the interpreter reads the source of a kernel again."""
+        path = self._folder / f"interpreted_{next(self._files)}.py"
+        path.write_text(source, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+        return module
+
+    @contextmanager
+    def _kernels_interpreted(self) -> Iterator[None]:
+        """Stand where Inductor would compile kernels, ask for a stream and allocate."""
+        compiler = _kernel_compiler(self._module)
+        guards = torch._C._dynamo.guards
+        with ExitStack() as undo:
+            for owner, name, value in (
+                (async_compile, "AsyncCompile", compiler),
+                (triton_heuristics, "cached_autotune", self._launched_by),
+                (triton_helpers, "set_driver_to_gpu", lambda: None),
+                (triton_helpers, "libdevice", Libdevice()),
+                (torch._C, "_cuda_getCurrentRawStream", lambda _device: 0),
+                (guards, "_empty_strided_cuda", _empty_strided),
+            ):
+                undo.enter_context(mock.patch.object(owner, name, value, create=True))
+            yield
+
+    def _launched_by(self, _size_hints: Any, configs: Sequence[Any], *_: Any, **named: Any) -> Callable[[Any], Any]:
+        """Stand in for Inductor's autotuner: the largest of the configurations it would try, its own grid."""
+        inductor_meta = named["inductor_meta"]
+        config = max(configs, key=lambda one: sum(one.kwargs.values()))
+        grid = triton_heuristics.GridExpr.from_meta(inductor_meta, config)
+
+        def launcher(kernel: Any) -> Any:
+            names = list(inspect.signature(kernel.fn).parameters)
+            blocks = {name: value for name, value in config.kwargs.items() if name in names}
+
+            class Launched:
+                """What a wrapper calls in place of a compiled kernel."""
+
+                @staticmethod
+                def run(*arguments: Any, stream: Any = None, **_: Any) -> None:  # noqa: ARG004 - the wrapper's
+                    self.launches += 1
+                    sizes = {
+                        name: value for name, value in zip(names, arguments, strict=False) if isinstance(value, int)
+                    }
+                    kernel[grid.eval_slow({**config.kwargs, **sizes})](*arguments, **blocks)
+
+            return Launched()
+
+        return launcher
+
+
+def _kernel_compiler(load: Callable[[str], ModuleType]) -> type:
+    class InterpretingCompile:
+        """Stands in for Inductor's AsyncCompile."""
+
+        def triton(self, name: str, source: str, *_: Any, **__: Any) -> Any:
+            module = load(source)
+            vars(module)["libdevice"] = Libdevice()
+            return getattr(module, name)
+
+        def wait(self, scope: Any) -> None:
+            pass
+
+    return InterpretingCompile
+
+
+def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Give memory that holds nothing to rely on: on a GPU it would be another graph's."""
+    memory = torch.empty_strided(size, stride, dtype=dtype)
+    return memory.fill_(torch.nan) if dtype.is_floating_point else memory
+
+
+class Libdevice:
+    """NVIDIA's math library by Triton's own functions, looked up when called: the interpreter replaces them there."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        # imported here: not every environment has it
+        import triton.language as tl
+
+        known: dict[str, Callable[..., Any]] = {
+            "isnan": lambda x: x != x,  # noqa: PLR0124 - of a kernel's value, not Python's
+            "isinf": lambda x: tl.abs(x) == float("inf"),
+            "log1p": lambda x: tl.log(1.0 + x),
+            "expm1": lambda x: tl.exp(x) - 1.0,
+            "tanh": lambda x: 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0,
+            "pow": lambda x, y: tl.exp(y * tl.log(x)),
+        }
+        return known[name] if name in known else getattr(tl, name)
+
+
+@contextmanager
+def _no_device() -> Iterator[None]:
+    with (
+        mock.patch.object(torch.cuda, "_DeviceGuard", lambda *_: nullcontext()),
+        mock.patch.object(torch.cuda, "set_device", lambda *_: None),
+    ):
+        yield
+
+
+def _cpu_for_cuda(argument: Any) -> Any:
+    if isinstance(argument, torch.device) and argument.type == "cuda":
+        return torch.device("cpu")
+    return "cpu" if isinstance(argument, str) and argument.partition(":")[0] == "cuda" else argument
+
+
+class _OnCpu(TorchFunctionMode):
+    """Makes on the CPU what the wrapper makes on CUDA."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*tree_map(_cpu_for_cuda, args), **tree_map(_cpu_for_cuda, kwargs or {}))
+
+
+class _LibrariesOnCpu(TorchDispatchMode):
+    """Runs by the CPU what only CUDA has: attention, and operations that name their device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten, given = torch.ops.aten, dict(kwargs or {})
+        if func is aten._scaled_dot_product_efficient_attention.default:
+            query, key, value, mask, _, _, *causal = args
+            return _attention(query, key, value, mask, causal=causal[:1] == [True], scale=given.get("scale"))
+        if func is aten._scaled_dot_product_flash_attention.default:
+            query, key, value, _, *causal = args
+            attended = _attention(query, key, value, None, causal=causal[:1] == [True], scale=given.get("scale"))
+            return (*attended[:2], None, None, 0, 0, *attended[2:], attended[1])
+        return func(*tree_map(_cpu_for_cuda, args), **tree_map(_cpu_for_cuda, given))
+
+
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *, causal: bool, scale: Any
+) -> tuple[torch.Tensor, ...]:
+    """Attend on the CPU, in the layout of CUDA's kernels: heads next to the last dimension in memory."""
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale
+    )
+    nothing = query.new_empty(0)
+    return attended.transpose(1, 2).contiguous().transpose(1, 2), nothing, nothing, nothing

@@ -1,0 +1,34 @@
+"""The line of Python behind a node of a graph."""
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from toto_compat.contract.torch_messages import shorten_path
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>[^\s,]+))?')
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+def line_of(node: torch.fx.Node) -> SourceLine | None:
+    """The innermost frame that torch kept with the node; None where it kept none."""
+    return line_in(str(node.meta.get("stack_trace") or ""))
+
+
+def line_in(text: str) -> SourceLine | None:
+    """The last frame that a stack names."""
+    frames = list(_FRAME.finditer(text))
+    if not frames:
+        return None
+    last = frames[-1]
+    return SourceLine(shorten_path(last["file"]), int(last["line"]), last["function"] or "")

@@ -1,0 +1,212 @@
+"""The cache's graphs compiled for described GPUs, in a CUDA build of torch and with no GPU at all.
+
+The model really runs, on the CPU; every graph that it gives to Inductor is moved to CUDA, lowered and assembled for
+each architecture. What comes out is a prediction: it names what CUDA graphs would take, in Inductor's own words, and
+never proves that a capture happened.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from toto_compat.cell.lowering.capture import BoxedRun, CapturedGraph, every_graph_goes_to, run_as_it_is
+from toto_compat.cell.lowering.described_gpu import CARDS, why_not_here
+from toto_compat.cell.lowering.lower import LoweredGraph, Objection, lower
+from toto_compat.cell.lowering.source_lines import line_in
+from toto_compat.cell.lowering.strays import stray_tensors
+from toto_compat.cell.session import Session
+from toto_compat.cell.trial import CandidateError, Trial, blaming_the_candidate, telling_line
+from toto_compat.contract.events import Event, EventKind
+from toto_compat.contract.result import Failure, Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.suites import Suite
+from toto_compat.contract.torch_messages import SEVERITIES
+
+METHOD = (
+    "every graph of a mean and of a sampled forecast on the CPU, moved to CUDA and compiled by Inductor for described "
+    "GPUs, kernels assembled; CUDA graphs asked for in every mode, what max-autotune would choose by timing left at "
+    "its default; a value counts as left on the CPU where the forecast traced on meta leaves one there"
+)
+_DECODE_PATCHES = 2  # the first pass and one decode step: all that follows runs the same graphs
+_HEAVIEST = 5  # kernels told by name, of those that take the most registers
+
+
+def run_cuda_lowering(session: Session) -> SuiteEvidence:
+    """Lower every graph of the cache for every architecture of the profile."""
+    if why := why_not_here():
+        lacking = Failure(kind="environment", message=why)
+        return SuiteEvidence(suite=Suite.CUDA_LOWERING, outcome=Outcome.NOT_RUN, failure=lacking)
+    trial = replace(session.trial, device="cpu")
+    architectures = [name for name in session.profile.architectures if name in CARDS]
+    strays, untraceable = stray_tensors(trial)
+    lines = {stray.line for stray in strays or () if stray.line is not None}
+    reports: list[LoweredGraph] = []
+
+    def compiler(graph: CapturedGraph) -> BoxedRun:
+        reports.extend(lower(graph, CARDS[name], strays=lines).report for name in architectures)
+        return run_as_it_is(graph)
+
+    failure: Failure | None = None
+    try:
+        with every_graph_goes_to(compiler):
+            forecast_both_ways(trial)
+    except CandidateError as error:
+        failure = failure_with_its_line(error.cause)
+    return lowering_evidence(
+        reports, architectures, None if strays is None else [str(one) for one in strays], untraceable, failure
+    )
+
+
+def forecast_both_ways(trial: Trial) -> None:
+    """Ask for all graphs of a short forecast, of the mean and of one round of samples."""
+    workload = trial.workload
+    samples = workload.samples_per_batch
+    rows = tuple(dict.fromkeys((workload.batch, workload.batch * samples)))
+    model = trial.compiled(batch_sizes=rows)
+    series = trial.series(model.patch_size, workload.context_patches[0], _DECODE_PATCHES)
+    steps = _DECODE_PATCHES * model.patch_size
+    with blaming_the_candidate():
+        model.generate_mean(series, steps)
+        model.generate_samples(series, steps, num_samples=samples, samples_per_batch=samples)
+
+
+def failure_with_its_line(error: BaseException) -> Failure:
+    """What torch said, and the line of Python that it points to."""
+    line = line_in(str(error))
+    return Failure(kind="exception", message=telling_line(error) + (f" ({line})" if line else ""))
+
+
+def lowering_evidence(
+    reports: Sequence[LoweredGraph],
+    architectures: Sequence[str],
+    strays: Sequence[str] | None,
+    untraceable: str,
+    failure: Failure | None = None,
+) -> SuiteEvidence:
+    """Put the graphs' reports together; the worst architecture gives each figure."""
+    by_architecture = {name: [one for one in reports if one.architecture == name] for name in architectures}
+    return SuiteEvidence(
+        suite=Suite.CUDA_LOWERING,
+        outcome=Outcome.MODEL_FAILED if failure is not None else Outcome.MEASURED,
+        failure=failure,
+        method=METHOD,
+        figures=_figures(by_architecture, strays, untraceable),
+        events=tuple(_events(by_architecture, strays or ())),
+        details={
+            "architectures": [_summary(name, graphs) for name, graphs in by_architecture.items()],
+            "graphs": [_graph_details(report) for report in reports],
+            "stray_cpu_tensors": None if strays is None else list(strays),
+            "meta_trace": untraceable or "traced",
+        },
+    )
+
+
+def _figures(
+    by_architecture: dict[str, list[LoweredGraph]], strays: Sequence[str] | None, untraceable: str
+) -> dict[str, Figure]:
+    graphs = max((len(found) for found in by_architecture.values()), default=0)
+    kept_out = max((sum(not one.captured_whole for one in found) for found in by_architecture.values()), default=0)
+    not_lowered = max((sum(bool(one.error) for one in found) for found in by_architecture.values()), default=0)
+    told = ", ".join(by_architecture)
+    if not graphs:
+        gate = Figure(value=None, kind=Kind.PREDICTED, missing="no graph reached Inductor: nothing was compiled")
+    elif not kept_out and strays is None:
+        gate = Figure(
+            value=None,
+            kind=Kind.PREDICTED,
+            missing=f"compiled whole, but tensors left on the CPU cannot be ruled out: {untraceable}",
+        )
+    else:
+        gate = Figure(
+            value=kept_out,
+            kind=Kind.PREDICTED,
+            method=f"of {graphs} graphs compiled for {told}, those that CUDA graphs would not take whole",
+        )
+    every = [one for found in by_architecture.values() for one in found]
+    spilling = {kernel.name for one in every for kernel in one.kernels if kernel.spilled_bytes}
+    return {
+        "cudagraphs": gate,
+        "graphs_lowered": _predicted(graphs - not_lowered, f"of {graphs} graphs, on the architecture with the fewest"),
+        "graphs_not_lowered": _predicted(not_lowered, "graphs that this release cannot compile for CUDA here"),
+        "spilling_kernels": _predicted(len(spilling), "kernels that spill registers on some architecture"),
+        "values_on_cpu": _predicted(
+            None if strays is None else len(strays), "values left on the CPU", missing=untraceable
+        ),
+    }
+
+
+def _predicted(value: float | None, method: str, missing: str = "") -> Figure:
+    return Figure(value=value, kind=Kind.PREDICTED, method=method, missing=missing if value is None else "")
+
+
+def _events(by_architecture: dict[str, list[LoweredGraph]], strays: Iterable[str]) -> Iterable[Event]:
+    """Tell each objection once, with how many graphs it was raised to on the architecture with most of it."""
+    for kind, of_graph in (
+        (EventKind.CUDAGRAPH_SKIP, lambda one: one.skipped),
+        (EventKind.CUDAGRAPH_PARTITION, lambda one: [found for part in one.partitions for found in part.objections]),
+    ):
+        counted: Counter[Objection] = Counter()
+        for found in by_architecture.values():
+            counted |= Counter(objection for one in found for objection in of_graph(one))
+        for objection, count in counted.items():
+            yield _event(kind, objection, count)
+    for stray in strays:
+        yield _event(EventKind.CUDAGRAPH_PARTITION, Objection(f"cpu device ({stray})"), 1)
+
+
+def _event(kind: EventKind, objection: Objection, count: int) -> Event:
+    line = objection.line
+    return Event(
+        kind=kind,
+        severity=SEVERITIES[kind],
+        reason=objection.reason,
+        normalised_reason=objection.reason,
+        count=count,
+        file=line.file if line else "",
+        line=line.line if line else None,
+        function=line.function if line else "",
+    )
+
+
+def _summary(architecture: str, graphs: Sequence[LoweredGraph]) -> dict[str, Any]:
+    """One row of the page's block: what was compiled for an architecture, and what came out."""
+    lowered = [one for one in graphs if not one.error]
+    kernels = [kernel for one in lowered for kernel in one.kernels]
+    calls: Counter[str] = Counter()
+    for one in lowered:
+        calls.update(one.library_calls)
+    return {
+        "architecture": architecture,
+        "card": CARDS[architecture].card,
+        "graphs": len(graphs),
+        "lowered": len(lowered),
+        "captured_whole": sum(one.captured_whole for one in graphs),
+        "partitions": sum(len(one.partitions) for one in lowered),
+        "captured_partitions": sum(part.captured for one in lowered for part in one.partitions),
+        "kernels": len(kernels),
+        "configurations": sum(kernel.configurations for kernel in kernels),
+        "most_registers": max((kernel.registers or 0 for kernel in kernels), default=0),
+        "spilling_kernels": sum(bool(kernel.spilled_bytes) for kernel in kernels),
+        "library_calls": dict(calls),
+        "values_on_cpu": sum(len(one.left_on_cpu) for one in lowered),
+        "seconds": round(sum(one.seconds for one in graphs), 1),
+        "errors": dict(Counter(one.error for one in graphs if one.error)),
+    }
+
+
+def _graph_details(report: LoweredGraph) -> dict[str, Any]:
+    heaviest = sorted(report.kernels, key=lambda kernel: -(kernel.registers or 0))[:_HEAVIEST]
+    spilling = [kernel for kernel in report.kernels if kernel.spilled_bytes and kernel not in heaviest]
+    return {
+        "number": report.number,
+        "architecture": report.architecture,
+        "nodes": report.nodes,
+        "partitions": [{"nodes": part.nodes, "captured": part.captured} for part in report.partitions],
+        "objections": sorted({f"{one.reason} ({one.line})" if one.line else one.reason for one in report.objections}),
+        "kernels": len(report.kernels),
+        "heaviest_kernels": [asdict(kernel) for kernel in (*heaviest, *spilling)],
+        "library_calls": report.library_calls,
+        "left_on_cpu": list(report.left_on_cpu),
+        "seconds": report.seconds,
+        "error": report.error,
+    }

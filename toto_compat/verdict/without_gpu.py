@@ -1,0 +1,100 @@
+"""What is known of CUDA where no GPU was used: compiled for described GPUs, executed in an interpreter; no verdict."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from toto_compat.contract.result import CellResult, Outcome, SuiteEvidence
+from toto_compat.contract.suites import Suite
+
+NOT_MEASURED = "speed, memory and the replay of CUDA graphs"
+_RIGHT = 1.0  # errors over what eager's own noise allows
+
+
+@dataclass(frozen=True)
+class KnownWithoutGpu:
+    """Two sentences' worth of a cell that was compiled for CUDA."""
+
+    compiled: str
+    executed: str
+    objections: int | None  # graphs that CUDA graphs would not take whole; None: not known
+    right: bool | None  # None: not executed
+
+    @property
+    def text(self) -> str:
+        return f"{self.compiled}; {self.executed}" if self.executed else self.compiled
+
+
+def known_without_gpu(result: CellResult) -> KnownWithoutGpu | None:
+    """Say what a cell found out about CUDA without a GPU; None where it did not try."""
+    lowered = result.evidence.get(Suite.CUDA_LOWERING)
+    executed = result.evidence.get(Suite.CUDA_EQUIVALENCE)
+    if lowered is None or (lowered.outcome is Outcome.NOT_RUN and executed is None):
+        return None
+    figure = lowered.figures.get("cudagraphs")
+    value = figure.value if figure else None
+    ratio = executed.figures.get("cuda_equivalence") if executed else None
+    right = ratio.value <= _RIGHT if ratio and ratio.value is not None else None
+    if executed is not None and executed.outcome is Outcome.MODEL_FAILED:
+        right = False
+    return KnownWithoutGpu(
+        compiled=_compiled_text(lowered),
+        executed=_executed_text(executed),
+        objections=int(value) if value is not None else None,
+        right=right,
+    )
+
+
+def _compiled_text(lowered: SuiteEvidence) -> str:
+    if lowered.outcome is not Outcome.MEASURED:
+        told = lowered.failure.message if lowered.failure else "no reason was recorded"
+        return f"not compiled for CUDA: {told}"
+    rows = lowered.details.get("architectures", [])
+    names = _listed([str(row["architecture"]) for row in rows])
+    graphs = max((int(row["graphs"]) for row in rows), default=0)
+    whole = min((int(row["captured_whole"]) for row in rows), default=0)
+    text = f"compiled for {names} without a GPU, CUDA graphs would take {whole} of {graphs} graphs whole (predicted)"
+    first = next(iter(lowered.events), None)
+    if whole < graphs and first is not None:
+        where = f" ({first.file}:{first.line})" if first.file and first.line is not None else ""
+        text += f", the rest not: {first.reason}{where}"
+    return text
+
+
+def _executed_text(executed: SuiteEvidence | None) -> str:
+    if executed is None or executed.outcome in (Outcome.NOT_RUN, Outcome.ERROR):
+        return ""
+    if executed.outcome is Outcome.MODEL_FAILED:
+        told = executed.failure.message if executed.failure else "no reason was recorded"
+        return f"its CUDA code raised when it was executed: {told}"
+    figure = executed.figures.get("cuda_equivalence")
+    if figure is None or figure.value is None:
+        return f"not executed: {figure.missing if figure else 'no figure'}"
+    verdict = "right" if figure.value <= _RIGHT else "WRONG"
+    return f"executed in Triton's interpreter and {verdict} ({figure.value:.2g} of eager's own noise, interpreted)"
+
+
+def best_known(results: Sequence[CellResult]) -> tuple[CellResult, KnownWithoutGpu] | None:
+    """The cell that says the most for compile on CUDA: right, whole graphs, the newest release."""
+    known = [(result, one) for result in results if (one := known_without_gpu(result)) is not None]
+    if not known:
+        return None
+
+    def merit(pair: tuple[CellResult, KnownWithoutGpu]) -> tuple[int, float, int, Version]:
+        result, one = pair
+        objections = float("-inf") if one.objections is None else -one.objections
+        return (
+            -1 if one.right is False else 0,
+            objections,
+            int(one.right is True),
+            Version(result.request.environment.torch),
+        )
+
+    return max(known, key=merit)
+
+
+def _listed(names: Sequence[str]) -> str:
+    if not names:
+        return "no architecture"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
