@@ -23,8 +23,11 @@ def step(x: Tensor, weight: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def without_mask(source: str) -> str:
-    """Drop the mask, and what stands where it is false, from every load of a reduction."""
-    return re.sub(r"(tl\.load\([^\n]*?), r0_mask(?: & xmask)?, other=0\.0\)", r"\1)", source)
+    """Drop the mask of every load of a reduction, and what keeps its extra elements out of the sum."""
+    loads = re.sub(
+        r"(tl\.load\([^\n]*?), (?:r0_mask & xmask|r0_mask)(, eviction_policy='\w+')?, other=0\.0\)", r"\1\2)", source
+    )
+    return re.sub(r"tl\.where\((?:r0_mask & xmask|r0_mask), (\w+), [^()]*\)", r"\1", loads)
 
 
 def with_short_blocks(source: str) -> str:

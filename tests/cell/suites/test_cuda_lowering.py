@@ -112,7 +112,7 @@ def test_a_cpu_build_says_that_it_is_one(tmp_path: Path) -> None:
 
 
 def test_what_is_interpreted_is_a_whole_forecast_the_longest_context_and_the_rows_of_samples() -> None:
-    first, longest, rows = scenarios_to_interpret(Workload(samples=256, samples_per_batch=128))
+    first, longest, rows = scenarios_to_interpret(Workload(sampling=("256/128",)))
     assert (first.context, first.horizon, first.batch) == (16, 10, 1)
     assert longest.context == 64
     assert rows.batch == 16
