@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from toto_compat.contract.torch_messages import shorten_path
+from toto_compat.contract.log_line import shorten_path
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>[^\s,]+))?')
 
