@@ -27,6 +27,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "diff": ("toto_compat.report.command:diff_command", "Compare two runs: better, worse, newly missing."),
     "analyze": ("toto_compat.production.analyze:analyze_command", "Read production logs for compiler events."),
     "toggle": ("toto_compat.production.toggle:toggle_command", "Switch compile on or off for the service."),
+    "lint-env": ("toto_compat.production.lint_env:lint_env_command", "Find variables that do not do what they say."),
+    "compare": ("toto_compat.production.compare:compare_command", "Eager against compiled on your own series."),
     "releases": ("toto_compat.matrix.releases:releases_command", "Torch releases that matrix.yaml does not have yet."),
     "schema": ("toto_compat.matrix.load:schema_command", "Print the JSON Schema of matrix.yaml."),
     "doctor": ("toto_compat.runtimes.doctor:doctor_command", "What this machine can run, and how to get the rest."),

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from toto_compat.contract.request import Device
+from toto_compat.environments.here import here_environment
 from toto_compat.errors import ExitCode, TotoCompatError
 from toto_compat.evidence.files import cache_folder, check_writable
 from toto_compat.evidence.store import CellStore, check_run_name, load_run
@@ -39,7 +40,8 @@ def run_matrix(asked: Asked) -> ExitCode:
     with sigterm_as_interrupt():
         # what is only compiled for CUDA is compiled on the CPU
         choose = (lambda: Device.CPU) if asked.lower_only else (lambda: choose_device(asked.device))
-        selection = select_cells(asked, choose, why_not_runnable)
+        here = dict([here_environment()]) if asked.runtime == "here" else None
+        selection = select_cells(asked, choose, why_not_runnable, here)
         limits, device = selection.matrix.limits, selection.device
         runtime = open_runtime(asked.runtime, limits=limits, device=device, rebuild=asked.rebuild)
         store = CellStore(cache_folder() / "evidence")
@@ -100,7 +102,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 @click.command("matrix")
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
 @click.option("--profile", default="quick", show_default=True, help="How hard each cell is tried.")
-@click.option("--runtime", type=click.Choice(["auto", "docker", "venv"]), default="auto", show_default=True)
+@click.option("--runtime", type=click.Choice(["auto", "docker", "venv", "here"]), default="auto", show_default=True)
 @click.option("--executor", type=click.Choice(list(EXECUTORS)), default="local", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), help="Cells at a time.  [default: one per GPU, on a CPU up to 2]")

@@ -11,7 +11,7 @@ class Asked:
 
     selectors: tuple[str, ...] = ()
     profile: str = "quick"
-    runtime: Literal["auto", "docker", "venv"] = "auto"
+    runtime: Literal["auto", "docker", "venv", "here"] = "auto"
     executor: str = "local"
     device: str = "auto"
     jobs: int | None = None

@@ -39,15 +39,20 @@ WhyNotRunnable = Callable[[str, Environment], str]  # name and environment in, '
 
 
 def select_cells(
-    asked: Asked, choose_device: Callable[[], Device], why_not_runnable: WhyNotRunnable = lambda *_: ""
+    asked: Asked,
+    choose_device: Callable[[], Device],
+    why_not_runnable: WhyNotRunnable = lambda *_: "",
+    environments: Mapping[str, Environment] | None = None,
 ) -> Selection:
     """Read the matrix and pick its cells; a mistake in the file, a selector or the user's series is told here.
 
     The machine is asked for its device once the file is known to be right, and what its GPU can run where nothing is
-    selected.
+    selected. `environments` stand in the place of the file's.
     """
     matrix_path = find_matrix_file(asked.matrix_file)
     matrix = load_matrix(matrix_path)
+    if environments is not None:
+        matrix = matrix.model_copy(update={"environments": dict(environments), "production": None})
     profile = named_profile(matrix, asked.profile)
     device = choose_device()
     left_out: dict[str, str] = {}

@@ -1,28 +1,14 @@
 """What is installed beside this interpreter, found without importing torch."""
 
 import functools
-import importlib.util
-import re
 from importlib import metadata
-from pathlib import Path
 
+from toto_compat.contract.installed_torch import torch_version
 from toto_compat.contract.request import Device
 from toto_compat.contract.source_hash import hash_contents, read_source
 from toto_compat.verdict.verdict_file import Installed
 
-_VERSION = re.compile(r"^__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
-
-
-def torch_version() -> str:
-    """Return the version as torch itself names it, with the build that pip may not know: 2.9.0+cu128; '' if none."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.origin:
-        return ""
-    try:
-        found = _VERSION.search((Path(spec.origin).parent / "version.py").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        found = None
-    return found[1] if found else package_version("torch") or ""
+__all__ = ["installed_for", "package_version", "source_hash", "torch_version"]
 
 
 def package_version(name: str) -> str | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = Path(".env.compile")
 VERDICT_VARIABLE = "TOTO_COMPAT_VERDICT"
+_PACKAGED = Path(__file__).parents[1] / "matrix.yaml"  # a wheel brings it along
 # Their names as `switch_lines` has them, written out: see above.
 _DISABLE, _FORCE = "TOTO_DISABLE_COMPILE", "TOTO_COMPILE_FORCE"
 
@@ -130,6 +131,26 @@ def status_command(*, file: Path, as_json: bool, **where: Any) -> None:
                 click.echo(f"  {variable}={held}")
         else:
             click.echo(f"{name}: {value}")
+
+
+@toggle_command.command("test")
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@_DEVICE
+@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option("--run", metavar="NAME", help="Name of the run's folder in results/.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print compatibility.json (with --dry-run the plan) to stdout.")
+def test_command(*, selectors: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any) -> None:
+    """Run the smoke profile on the torch that is installed here: fixed_size in the default mode, or SELECTORs."""
+    # here and not above: it brings the whole matrix, and `disable` must work where that is broken
+    from toto_compat.workflow import matrix_command
+
+    words = [*(selectors or ("*/fixed_size/default",)), "--runtime", "here", "--profile", "smoke"]
+    words += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    words += [*(["--dry-run"] if dry_run else []), *(["--json"] if as_json else [])]
+    if not Path("matrix.yaml").exists() and _PACKAGED.exists():
+        words += ["--matrix", str(_PACKAGED)]
+    matrix_command(words, standalone_mode=False)
 
 
 def _outcome(switch: "Switch", where: dict[str, Any]) -> dict[str, Any]:

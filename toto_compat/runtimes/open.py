@@ -4,21 +4,26 @@ from typing import Literal
 
 from toto_compat.contract.request import Device, Limits
 from toto_compat.errors import EngineError
+from toto_compat.runtimes.here import HereRuntime
 from toto_compat.runtimes.seam import OnLine, Runtime
 from toto_compat.runtimes.source import CellSource
 from toto_compat.runtimes.venv import VenvRuntime
 
-RuntimeName = Literal["auto", "docker", "venv"]
+RuntimeName = Literal["auto", "docker", "venv", "here"]
 
 
 def open_runtime(
     name: RuntimeName, *, limits: Limits, device: Device, rebuild: bool = False, say: OnLine | None = None
 ) -> Runtime:
-    """Open docker where an engine answers, else venv; `docker` insists. Nothing on the machine is changed by it.
+    """Open docker where an engine answers, else venv; `docker` insists, `here` is this interpreter.
+
+    Nothing on the machine is changed by it.
 
     `say` gets one line where `auto` finds no engine.
     """
     source = CellSource()
+    if name == "here":
+        return HereRuntime(source, limits=limits, device=device)
     if name != "venv":
         # here and not above: the Docker SDK takes 0.3 s, which --runtime venv does without
         from toto_compat.runtimes.docker import DockerRuntime

@@ -89,6 +89,7 @@ def scratch_folder() -> Iterator[Path]:
 _REBUILD = {
     "docker": "`toto-compat images build --rebuild` builds it anew",
     "venv": "`toto-compat prune --all` removes it, and the next run builds it anew",
+    "here": "it is your own: `pip install` what is missing, or take --runtime venv",
 }
 # What to do when a check fails, by words in its error.
 _ADVICE = {
@@ -122,7 +123,8 @@ def check_answer(name: str, environment: Environment, device: Device, answer: An
         if device is Device.CUDA:
             _check_gpu_seen(name, torch)
     for check, error in answer.failed.items():
-        advice = next((advice for words, advice in _ADVICE[runtime] if words in error), what_the_machine_lacks(error))
+        known = _ADVICE.get(runtime, _ADVICE["venv"])
+        advice = next((advice for words, advice in known if words in error), what_the_machine_lacks(error))
         raise EnvironmentBuildError(
             f"{name}: the check {check.replace('_', ' ')!r} fails: {error}",
             hint=advice or f"`toto-compat shell {name} --runtime {runtime}` opens the same environment",

@@ -1,0 +1,106 @@
+"""Python sources out of a wheel on the user's index, read by ranges: megabytes of a wheel that has gigabytes."""
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from toto_compat.errors import EnvironmentBuildError
+
+# Between two files that are wanted: reading on costs less than asking again.
+_GAP = 1 << 20
+
+
+class RangedFile(io.RawIOBase):
+    """A file behind a URL that is read in pieces. What was read ahead is kept until something else is."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._at = 0
+        self._kept: tuple[int, bytes] = (0, b"")
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=60) as answer:  # noqa: S310
+            self.size = int(answer.headers["Content-Length"])
+
+    def ahead(self, start: int, end: int) -> None:
+        """Fetch these bytes in one request; reads within them then cost nothing."""
+        request = urllib.request.Request(self._url, headers={"Range": f"bytes={start}-{end - 1}"})  # noqa: S310
+        with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310 - https, from pip's own answer
+            if answer.status != 206:
+                raise EnvironmentBuildError(f"{self._url}: the index serves no ranges", hint="use another index")
+            self._kept = (start, answer.read())
+
+    def readinto(self, buffer: "bytearray | memoryview") -> int:  # type: ignore[override]
+        wanted = min(len(buffer), self.size - self._at)
+        if wanted <= 0:
+            return 0
+        start, held = self._kept
+        if not start <= self._at <= self._at + wanted <= start + len(held):
+            self.ahead(self._at, min(self.size, self._at + max(wanted, 1 << 16)))
+            start, held = self._kept
+        buffer[:wanted] = held[self._at - start : self._at - start + wanted]
+        self._at += wanted
+        return wanted
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def wheel_url(package: str, version: str, python: str = "3.11") -> str:
+    """Ask pip, with the user's own index settings, where the wheel of a release is; nothing is downloaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--no-input"]
+        command += ["-q", "--report", str(report), "--python-version", python, "--only-binary=:all:"]
+        command += ["--target", folder, f"{package}=={version}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        if done.returncode:
+            raise EnvironmentBuildError(f"pip finds no wheel of {package} {version}: {done.stderr.strip()[-300:]}")
+        return str(json.loads(report.read_text(encoding="utf-8"))["install"][0]["download_info"]["url"])
+
+
+def sources(url: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a wheel whose names are wanted, neighbours fetched together."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        with zipfile.ZipFile(unquote(parts.path)) as wheel:
+            for name in filter(wanted, wheel.namelist()):
+                yield name, wheel.read(name)
+        return
+    remote = RangedFile(url)
+    # unbuffered: what was fetched ahead is the buffer
+    with zipfile.ZipFile(remote) as wheel:
+        chosen = sorted((one for one in wheel.infolist() if wanted(one.filename)), key=lambda one: one.header_offset)
+        # a local header may be longer than the central one says
+        ends = {one.filename: one.header_offset + one.compress_size + 1024 for one in chosen}
+        for group in _neighbours(chosen, ends):
+            remote.ahead(group[0].header_offset, min(remote.size, ends[group[-1].filename]))
+            for one in group:
+                yield one.filename, wheel.read(one)
+
+
+def _neighbours(chosen: list[zipfile.ZipInfo], ends: dict[str, int]) -> Iterator[list[zipfile.ZipInfo]]:
+    group: list[zipfile.ZipInfo] = []
+    for one in chosen:
+        if group and one.header_offset - ends[group[-1].filename] > _GAP:
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
