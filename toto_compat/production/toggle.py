@@ -142,15 +142,17 @@ def status_command(*, file: Path, as_json: bool, **where: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print compatibility.json (with --dry-run the plan) to stdout.")
 def test_command(*, selectors: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any) -> None:
     """Run the smoke profile on the torch that is installed here: fixed_size in the default mode, or SELECTORs."""
-    # here and not above: it brings the whole matrix, and `disable` must work where that is broken
-    from toto_compat.workflow import matrix_command
-
+    # asked of the program that this is a command of: importing it would go against the flow of the package
+    root = click.get_current_context().find_root()
+    matrix = root.command.get_command(root, "matrix") if isinstance(root.command, click.Group) else None
+    if matrix is None:
+        raise click.UsageError("run it as `toto-compat toggle test`")
     words = [*(selectors or ("*/fixed_size/default",)), "--runtime", "here", "--profile", "smoke"]
     words += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     words += [*(["--dry-run"] if dry_run else []), *(["--json"] if as_json else [])]
     if not Path("matrix.yaml").exists() and _PACKAGED.exists():
         words += ["--matrix", str(_PACKAGED)]
-    matrix_command(words, standalone_mode=False)
+    matrix.main(words, standalone_mode=False)
 
 
 def _outcome(switch: "Switch", where: dict[str, Any]) -> dict[str, Any]:
