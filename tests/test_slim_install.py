@@ -68,6 +68,7 @@ def the_tools_of_production_run(slim: Path, folder: Path) -> None:
         (("toggle", "disable"), "compile is off"),
         (("toggle", "status"), "TOTO_DISABLE_COMPILE=1"),
         (("analyze", "service.log"), "recompile"),
+        (("lint-env",), "In force"),
         (("--help",), "Commands"),
     ):
         shown = run(slim, "toto-compat", *words, folder=folder)
