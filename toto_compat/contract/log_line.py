@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 # A log line is data from outside: longer than this is cut before any regular expression sees it.
-LONGEST_LINE = 16_000
+LONGEST_LINE = 4_000
 
 
+_LONGEST_REASON = 1_000  # what is behind it tells no two causes apart
 _TERMINAL_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-~])")
 # C0, DEL and C1 controls, and the invisible characters that reorder or hide text in a terminal.
 _CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
@@ -52,7 +53,7 @@ def shorten_path(path: str) -> str:
 @lru_cache(1024)  # a log says the same thing over and over
 def normalise_reason(reason: str) -> str:
     """A reason with what varies between two hits of the same cause replaced, for grouping."""
-    text = re.sub(r"^\d+/\d+(?:_\d+)?:\s*", "", reason.strip())
+    text = re.sub(r"^\d+/\d+(?:_\d+)?:\s*", "", reason.strip()[:_LONGEST_REASON])
     text = re.sub(r"0x[0-9a-fA-F]+", "ADDRESS", text)
     text = re.sub(r"(?:[\w.~-]*/)+[\w.-]+\.py(?::\d+)?", "PATH", text)
     text = re.sub(r"(?<=_at_)\d+|(?<=__compiled_fn_)\d+(?:_\w+)?", "N", text)

@@ -55,7 +55,7 @@ CONTINUATION = re.compile(
     r"|File \"|Traceback \(|(?:Graph Break )?Reason: |torch\._dynamo\.exc\."
 )
 _FUNCTION = re.compile(r"function: '(?P<name>[^']*)'(?:\s*\((?P<file>.+?):(?P<line>\d{1,9})\))?")
-_LOCATION = re.compile(r"\(?(?P<file>[^\s()]+\.\w+):(?P<line>\d{1,9})\)")
+_LOCATION = re.compile(r"\(?(?P<file>[^\s()]{1,300}\.\w{1,9}):(?P<line>\d{1,9})\)")
 _LAST_REASON = re.compile(r"last reason:\s*(?P<reason>.*)")
 _LIMIT_END = re.compile(r"To (?:log all recompilation reasons|diagnose recompilation issues)")
 _NUMBERED_GUARD = re.compile(r"- (?P<guard>\d+/\d+(?:_\d+)?: .*)")

@@ -10,6 +10,7 @@ from toto_compat.contract.log_line import LONGEST_LINE, LogLine, printable, shor
 from toto_compat.logs.times import time_in, time_of_epoch
 
 LONGEST_JSON = 1_000_000
+_LONGEST_PREFIX = 300  # the work on a line must not grow with the square of what stands before its message
 
 # 'W1104 10:14:14.409000 101341 torch/_dynamo/convert_frame.py:1358] [6/8] [__recompiles] '; pid, place, tags may lack.
 _TORCH_PREFIX = re.compile(
@@ -20,7 +21,7 @@ _TORCH_PREFIX = re.compile(
 )
 _COMPILE_ID = re.compile(r"\[(!?\d+(?:/\d+)+(?:_\d+)?)\]")
 _RANK = re.compile(r"\[(?:default|rank)(\d+)\]:")
-_SERVICE = re.compile(r"^(?:([\w.-]*[A-Za-z][\w.-]*)\s+\|\s|\[pod/([^\]\s]+)\]\s)")
+_SERVICE = re.compile(r"^(?:([\w.-]{0,60}[A-Za-z][\w.-]{0,60})\s+\|\s|\[pod/([^\]\s]+)\]\s)")
 _OTHER_PID = re.compile(r"\b(?:pid|PID|process|ForkPoolWorker-)[=: ]?\s?(\d+)\b|[\[(](\d{2,7})[\])]")
 # pytest's '[convert_frame.py:1358]' and plain logging's 'convert_frame.py:1358'
 _OTHER_PLACE = re.compile(r"((?:[\w.-]+/)*[\w-]+\.py):(\d+)\b")
@@ -62,6 +63,7 @@ def joined(outer: str, inner: str) -> str:
 
 def process_in_prefix(prefix: str) -> str:
     """The process that a prefix without torch's own pid names, '' if none."""
+    prefix = prefix[:_LONGEST_PREFIX]
     service = _SERVICE.match(prefix)
     named = (service.group(1) or service.group(2)) if service else ""
     rank = _RANK.search(prefix)
@@ -74,7 +76,7 @@ def process_in_prefix(prefix: str) -> str:
 
 def place_in_prefix(prefix: str) -> str:
     """The source line that a prefix other than torch's own names, '' if none."""
-    places = _OTHER_PLACE.findall(prefix)
+    places = _OTHER_PLACE.findall(prefix[-_LONGEST_PREFIX:])
     return f"{shorten_path(places[-1][0])}:{places[-1][1]}" if places else ""
 
 
