@@ -313,7 +313,16 @@ def test_a_cell_gets_what_the_runtime_knows_in_its_request_and_not_in_variables(
     assert cell_variables(SMALL_LIMITS, Device.CPU).items() <= variables.items()
     assert not any(name.startswith("TOTO_COMPAT") for name in variables)
     handed_over = json.loads((tmp_path / "cell" / INSIDE / "request.json").read_text())
-    assert handed_over["origin"] == {"runtime": "docker", "lock": "lock", "image": stub[1], "source_hash": "hash"}
+    assert handed_over["origin"] == {
+        "runtime": "docker",
+        "lock": "lock",
+        "image": stub[1],
+        "source_hash": "hash",
+        "base_image": BASE.asked,
+        "base_used": BASE.reference,
+        "base_digest": BASE.identity,
+        "base_is_stand_in": True,
+    }
 
 
 @pytest.mark.docker
