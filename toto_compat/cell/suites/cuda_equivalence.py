@@ -19,12 +19,12 @@ from toto_compat.cell.session import Session
 from toto_compat.cell.suites.cuda_lowering import failure_with_its_line
 from toto_compat.cell.suites.equivalence.compare import (
     CONTROL,
-    Comparison,
     compare,
     compare_control,
     equivalence_figure,
     worst_ratio,
 )
+from toto_compat.cell.suites.equivalence.comparison import Comparison
 from toto_compat.cell.suites.equivalence.reference import Reference, quantities, reference_on
 from toto_compat.cell.suites.equivalence.samples import findings, places
 from toto_compat.cell.suites.equivalence.scenarios import Scenario, series_of
