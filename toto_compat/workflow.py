@@ -113,6 +113,9 @@ def sigterm_as_interrupt() -> Iterator[None]:
 )
 @click.option("--column", metavar="NAME", help="The column of your series to forecast.  [default: close]")
 @click.option("--symbols", multiple=True, metavar="A,B", help="Which of your series.  [default: all]")
+@click.option(
+    "--checkpoint", metavar="WEIGHTS", help="A folder, or organisation/name@revision, for the workload's own."
+)
 @click.option("--run", metavar="NAME", help="Name of the run's folder in results/.")
 @click.option("--require", multiple=True, metavar="SELECTOR", help="Fail (exit code 7) unless these rows are PASS.")
 @click.option(

@@ -12,7 +12,7 @@ from tests.verdict.sample_cells import cell_request, good_result, with_figures, 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.files import utc_now
 from toto_compat.contract.gate_limit import GateLimit
-from toto_compat.contract.request import CellRequest, CsvSeries, Device, Origin
+from toto_compat.contract.request import CellRequest, CsvSeries, Device, Origin, SymbolSeries
 from toto_compat.contract.result import CellResult, Failure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import SelectionError, StorageError
@@ -182,6 +182,17 @@ def test_a_key_does_not_depend_on_where_files_lie(tmp_path: Path) -> None:
         cache = request.cache.model_copy(update={"source": f"{file}:Mine"})
         sources.append(request.model_copy(update={"cache": cache}))
     assert key(sources[0]) == key(sources[1])
+
+
+def test_a_key_depends_on_what_is_in_the_users_series_and_not_on_where_they_lie() -> None:
+    def key_of(name: str = "A", path: str = "/data/A.csv", content: str = "1", column: str = "close") -> str:
+        series = CsvSeries(path=path, time_column="time", value_columns=(column,))
+        symbols = (SymbolSeries(name=name, series=series, content=content),)
+        return key(cell_request().model_copy(update={"symbols": symbols}))
+
+    assert key_of() == key_of(path="/elsewhere/0.csv")
+    changed = {key_of(), key_of(name="B"), key_of(content="2"), key_of(column="open"), key(cell_request())}
+    assert len(changed) == 5
 
 
 @pytest.mark.parametrize("part", ["lock", "source_hash", "machine"])

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from toto_compat.errors import InputError
-from toto_compat.matrix.checkpoint import resolve_checkpoint
+from toto_compat.matrix.checkpoint import checkpoint_name, resolve_checkpoint, with_checkpoint
+from toto_compat.matrix.load import load_matrix
+
+MATRIX = load_matrix(Path(__file__).parent.parent.parent / "matrix.yaml")
 
 
 def test_a_local_folder_is_taken_relative_to_the_matrix_file(tmp_path: Path) -> None:
@@ -35,3 +38,51 @@ def test_a_hub_that_cannot_be_reached_is_an_input_error(tmp_path: Path, monkeypa
     monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InputError, match=r"organisation/name@main: cannot be fetched"):
         resolve_checkpoint("organisation/name", relative_to=tmp_path)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A folder that looks like a checkpoint of `base`'s shape."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"patch_size": 64, "stride": 64}')
+    (folder / "model.safetensors").write_bytes(b"numbers")
+    return folder
+
+
+def test_weights_of_the_command_line_replace_the_profiles_own(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(weights.parent)
+    changed = with_checkpoint(MATRIX, ["quick"], "weights")
+    assert changed.workloads["quick"].checkpoint == str(weights)
+    assert changed.workloads["quick"].model == "base"
+    assert changed.workloads["groups"] == MATRIX.workloads["groups"]
+    hub = with_checkpoint(MATRIX, ["base"], "Datadog/Toto-Open-Base-1.0@0123abc").workloads["base"]
+    assert hub.checkpoint == "Datadog/Toto-Open-Base-1.0@0123abc"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{}", "its patches have None points"),
+        ('{"stride": 48}', "its patches have 48"),
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+    ],
+)
+def test_a_checkpoint_of_another_shape_is_told_before_anything_runs(weights: Path, config: str, message: str) -> None:
+    (weights / "config.json").write_text(config)
+    with pytest.raises(InputError, match=message):
+        with_checkpoint(MATRIX, ["quick"], str(weights))
+
+
+@pytest.mark.parametrize("named", ["", "no such folder", "../none", "a/b/c@1", "/none"])
+def test_weights_that_are_nowhere_are_told(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="checkpoint"):
+        with_checkpoint(MATRIX, ["quick"], named)
+
+
+def test_the_provenance_names_the_commit_or_what_is_in_the_folder(weights: Path, tmp_path: Path) -> None:
+    assert checkpoint_name(str(weights), weights).startswith("weights (sha256 of model.safetensors: ")
+    snapshot = tmp_path / "snapshots" / "0123abc"
+    assert checkpoint_name("Datadog/Toto@main", snapshot) == "Datadog/Toto@0123abc"

@@ -1,5 +1,6 @@
 """The container runtime: what a request looks like inside, what a build takes, and that every end is a result."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from toto_compat.contract.request import (
     CsvSeries,
     Device,
     Environment,
+    SymbolSeries,
     Workload,
 )
 from toto_compat.contract.result import CellResult
@@ -29,7 +31,7 @@ from toto_compat.environments.base_image import BaseImage
 from toto_compat.environments.engine import EngineFacts
 from toto_compat.environments.leftovers import RUNNER_LABEL, runner_label
 from toto_compat.environments.locks import read_lock
-from toto_compat.errors import EnvironmentBuildError
+from toto_compat.errors import EnvironmentBuildError, InputError
 from toto_compat.evidence.references import KnownReferences
 from toto_compat.evidence.store import CellStore
 from toto_compat.matrix.load import load_matrix
@@ -94,6 +96,28 @@ def test_a_users_files_are_seen_under_paths_of_the_container(tmp_path: Path, mon
     assert mounted[inside.csv.path].read_text() == "t,v\n"
     assert inputs[tmp_path / "weights" / "config.json"] == f"{inside.checkpoint_folder}/config.json"
     assert str(tmp_path) not in inside.model_dump_json()
+
+
+def test_a_users_series_are_seen_by_number_whatever_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "staged"))
+    symbols = []
+    for name in ("A,B:ro", "../x y"):
+        path = tmp_path / f"{name.replace('/', '_')}.csv"
+        path.write_text(f"time,close\n1,{len(name)}\n")
+        series = CsvSeries(path=str(path), time_column="time", value_columns=("close",))
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        symbols.append(SymbolSeries(name=name, series=series, content=content))
+    inside, inputs = as_seen_inside(request_of(symbols=tuple(symbols)), copy=False)
+    mounted = {there: here for here, there in inputs.items()}
+    assert [Path(one.series.path).name for one in inside.symbols] == ["0.csv", "1.csv"]
+    for one in inside.symbols:
+        assert mounted[one.series.path].read_text() == f"time,close\n1,{len(one.name)}\n"
+    assert str(tmp_path) not in inside.model_dump_json()
+    Path(symbols[0].series.path).write_text("time,close\n1,3\n")
+    with pytest.raises(InputError, match="was changed while it was read"):
+        as_seen_inside(request_of(symbols=tuple(symbols)), copy=False)
 
 
 def test_a_hubs_checkpoint_of_links_is_mounted_as_the_files_they_stand_for(tmp_path: Path) -> None:

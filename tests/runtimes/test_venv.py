@@ -153,7 +153,7 @@ def test_a_cell_gets_what_the_runtime_knows_in_its_request_and_not_in_variables(
     assert cell_variables(Limits(), Device.CPU).items() <= variables.items()
     assert not any(name.startswith("TOTO_COMPAT") for name in variables)
     handed_over = json.loads((tmp_path / "cell" / "request.json").read_text())
-    origin = {"runtime": "venv", "lock": "lock", "image": "", "source_hash": CellSource().hash}
+    origin = {"runtime": "venv", "lock": "lock", "image": "", "source_hash": CellSource().hash, "checkpoint": ""}
     assert handed_over["origin"] == origin
     assert result.provenance.model_dump(include=set(origin)) == origin
 

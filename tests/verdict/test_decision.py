@@ -245,7 +245,10 @@ def test_seeded_weights_are_said_so() -> None:
     seeded = good_result()
     trained = seeded.model_copy(update={"request": seeded.request.model_copy(update={"checkpoint_folder": "weights"})})
     assert "with seeded weights" in decided(seeded).devices[Device.CPU].sentence
-    assert "with the checkpoint's weights" in decided(trained).devices[Device.CPU].sentence
+    assert "with a checkpoint's weights" in decided(trained).devices[Device.CPU].sentence
+    named = trained.provenance.model_copy(update={"checkpoint": "Datadog/Toto-Open-Base-1.0@0123abc"})
+    trained = trained.model_copy(update={"provenance": named})
+    assert "with the weights of Datadog/Toto-Open-Base-1.0@0123abc" in decided(trained).devices[Device.CPU].sentence
 
 
 def test_releases_of_the_matrix_that_were_not_run_are_named() -> None:

@@ -95,6 +95,15 @@ def columns_of(table: CsvTable, time_column: str, value_columns: Sequence[str]) 
     )
 
 
+def check_rows(spec: CsvSeries, columns: CsvColumns, needed: int) -> None:
+    """Refuse a series with fewer rows than a workload looks at."""
+    if len(columns.timestamps) < needed:
+        raise InputError(
+            f"{spec.path}: has {len(columns.timestamps)} rows, the workload needs {needed}",
+            hint="shorten the workload's context or horizon, or give a longer series",
+        )
+
+
 def read_table(path: Path) -> CsvTable:
     """Read a file as text in columns; InputError says what is wrong with it as a whole, or with a line."""
     content = _content_of(path)

@@ -31,7 +31,11 @@ class Environment(StrictModel):
     )
     build: str = Field(description="cpu, or the CUDA tag of the wheel, such as cu128", pattern=r"^(cpu|cu\d{3})$")
     python: str = Field(default="3.11", description="Python minor version, such as 3.11", pattern=r"^3\.\d+$")
-    toto_ts: str = Field(default="0.2.0", description="toto-ts release on the package index")
+    toto_ts: str = Field(
+        default="0.2.0",
+        description="toto-ts release on the package index; or a fork: the path of a checkout or wheel, relative to the "
+        "matrix file, or git+https://host/fork@<commit>",
+    )
     xformers: str | None = Field(
         default=None, description="xformers release, or null: it swaps attention, norm, SwiGLU"
     )
@@ -295,6 +299,8 @@ class Origin(StrictModel):
     base_digest: str = ""  # of a registry, or the image's id where no registry knows it
     base_is_stand_in: bool = False  # made of Debian packages, for want of a registry: not the image that was asked for
     source_hash: str = ""  # of the part of this package that the cell runs
+    toto_fork: str = ""  # what is in a toto-ts that is no release of the index
+    checkpoint: str = ""  # whose weights were loaded; empty: they were drawn from the workload's seed
 
 
 class CellRequest(StrictModel):

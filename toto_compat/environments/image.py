@@ -28,6 +28,7 @@ from toto_compat.environments.locks import DOCKER_FOLDER, Lock, read_lock
 from toto_compat.environments.wheelhouse import fetch_hint, fetch_wheels, verify_wheels
 from toto_compat.errors import EnvironmentBuildError, StorageError
 from toto_compat.evidence.files import cache_folder
+from toto_compat.matrix.toto_source import is_release
 
 _CANCEL_PATIENCE_SECONDS = 30.0
 _CANCEL_QUIET_SECONDS = 5.0
@@ -134,6 +135,11 @@ def _build(
     online: bool,
 ) -> Image:
     name, lock = plan.environment_name, plan.lock
+    if online and not is_release(environment.toto_ts):
+        raise EnvironmentBuildError(
+            f"{name}: its toto-ts is a fork, which no index has",
+            hint="build it without --online: the wheel is sent along",
+        )
     check_disk(name, disk_needed(lock.download_bytes), engine_facts(client))
     if not online:
         fetch_wheels(lock, environment, say)

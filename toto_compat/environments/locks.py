@@ -20,13 +20,14 @@ from typing import Any
 import click
 import yaml
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from toto_compat.contract.request import Environment
+from toto_compat.environments.fork import fork_wheel
 from toto_compat.environments.indexes import index_options
 from toto_compat.environments.pythons import find_python
 from toto_compat.environments.registry import NoRegistryError, ask_registry
-from toto_compat.environments.requirements import requirements_of
+from toto_compat.environments.requirements import FORK, requirements_of
 from toto_compat.errors import EnvironmentBuildError, SelectionError
 from toto_compat.evidence.files import write_atomically
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
@@ -213,9 +214,13 @@ def make_lock(environment_name: str, environment: Environment) -> Lock:
         # An old pip downloads gigabytes only to read their metadata.
         _run([python, "-I", "-m", "pip", "install", "-q", "--upgrade", "pip>=24"], environment_name)
         whole = _resolve(python, [*index, torch, *wanted.others], environment_name)
-        bare = _resolve(python, [*index, "--no-deps", *wanted.without_dependencies], environment_name)
+        named = [one for one in wanted.without_dependencies if not one.startswith(FORK)]
+        bare = _resolve(python, [*index, "--no-deps", *named], environment_name) if named else []
     toto_names = _reachable(whole, wanted.others) | {canonicalize_name(item["metadata"]["name"]) for item in bare}
     packages = [_locked(item, toto_names) for item in (*whole, *bare)]
+    fork = fork_wheel(environment, click.echo)
+    if fork is not None:
+        packages.append(locked_fork(fork))
     lock = Lock(environment_name, environment.python, asked_of(environment), _ordered(packages))
     _check_torch(lock, environment)
     return lock
@@ -276,6 +281,13 @@ def _locked(item: Mapping[str, Any], toto_names: set[str]) -> LockedPackage:
         size=_size_of(url),
         layer="toto" if name in toto_names else "torch",
     )
+
+
+def locked_fork(wheel: Path) -> LockedPackage:
+    """The line of a wheel that is on no index."""
+    name, version, _, _ = parse_wheel_filename(wheel.name)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return LockedPackage(str(name), str(version), digest, wheel.name, wheel.stat().st_size, "toto")
 
 
 def _size_of(url: str) -> int:

@@ -1,10 +1,14 @@
 """The packages that an environment consists of, in the order in which they are installed."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from toto_compat.contract.request import Environment
+from toto_compat.matrix.toto_source import toto_source
+
+FORK = "toto-ts of"
 
 # What toto-ts's model and forecaster import. toto-ts itself pins torch and much more, so it goes in without
 # dependencies; exact versions are toto-ts 0.2.0's own.
@@ -28,11 +32,18 @@ CELL_DEPENDENCIES: dict[str, str] = {"pydantic": ">=2.7"}  # the request and res
 
 @dataclass(frozen=True)
 class Requirements:
-    """Three installs: torch alone, the rest under the constraint that torch stays, what must bring nothing along."""
+    """Three installs: torch alone, the rest under the constraint that torch stays, what must bring nothing along.
+
+    A fork of toto-ts is named by what is in it; `environments.fork` makes the wheel that stands for it.
+    """
 
     torch: str
     others: tuple[str, ...]
     without_dependencies: tuple[str, ...]
+
+    def without_dependencies_by(self, fork_wheel: Path | None) -> tuple[str, ...]:
+        """What pip is told to install without dependencies, the fork as its wheel."""
+        return tuple(str(fork_wheel) if one.startswith(FORK) else one for one in self.without_dependencies)
 
 
 def requirements_of(environment: Environment) -> Requirements:
@@ -42,7 +53,8 @@ def requirements_of(environment: Environment) -> Requirements:
         canonicalize_name(name): version for name, version in {**TOTO_DEPENDENCIES, **CELL_DEPENDENCIES}.items()
     }
     others = tuple(f"{name}{version}" for name, version in sorted({**defaults, **pins}.items()))
-    bare = [f"toto-ts=={environment.toto_ts}"]
+    fork = toto_source(environment.toto_ts)
+    bare = [f"toto-ts=={environment.toto_ts}" if fork is None else f"{FORK} {fork.identity}"]
     if environment.xformers:
         bare.append(f"xformers=={environment.xformers}")
     return Requirements(f"torch=={environment.torch}", others, tuple(bare))

@@ -18,11 +18,13 @@ from toto_compat.contract.files import utc_now
 from toto_compat.contract.request import Environment
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.environments.build_lock import OnLine, build_lock
+from toto_compat.environments.fork import fork_wheel
 from toto_compat.environments.indexes import index_answers
 from toto_compat.environments.pythons import Interpreter, find_compiler, find_python
 from toto_compat.environments.requirements import requirements_of
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.files import cache_folder, write_atomically, write_model
+from toto_compat.matrix.toto_source import is_release
 
 _GIGABYTE = 10**9
 _MARKER = "toto-compat.json"
@@ -162,7 +164,7 @@ def _install(
     write_atomically(constraint, f"{wanted.torch}\n")
     say(f"{name}: installing toto-ts {environment.toto_ts} and what it needs")
     _run([*pip, "-c", str(constraint), *wanted.others], name, "installing what toto-ts needs", log)
-    bare = [*pip, "-c", str(constraint), "--no-deps", *wanted.without_dependencies]
+    bare = [*pip, "-c", str(constraint), "--no-deps", *wanted.without_dependencies_by(fork_wheel(environment, say))]
     _run(bare, name, f"installing {' and '.join(wanted.without_dependencies)}", log)
 
     check = _run([str(venv_python(building)), "-I", "-c", _CHECK], name, "importing torch and toto", log)
@@ -218,7 +220,9 @@ def _check_versions(name: str, environment: Environment, facts: dict[str, object
                 hint="set the environment's `index` in matrix.yaml to the wheel index of that CUDA release",
             )
     installed = {canonicalize_name(package): str(version) for package, version in versions.items()}
-    pins = {**environment.pins, "toto-ts": environment.toto_ts}
+    pins = dict(environment.pins)
+    if is_release(environment.toto_ts):
+        pins["toto-ts"] = environment.toto_ts
     if environment.xformers:
         pins["xformers"] = environment.xformers
     for package, version in pins.items():

@@ -13,8 +13,9 @@ import click
 
 from toto_compat.contract.request import Environment
 from toto_compat.environments.build_lock import OnLine
+from toto_compat.environments.fork import fork_wheel
 from toto_compat.environments.indexes import index_options
-from toto_compat.environments.locks import Lock, LockedPackage, named_environments, read_lock
+from toto_compat.environments.locks import Lock, LockedPackage, locked_fork, named_environments, read_lock
 from toto_compat.errors import EnvironmentBuildError, StorageError
 from toto_compat.evidence.files import cache_folder
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
@@ -54,6 +55,7 @@ def verify_wheels(packages: Sequence[LockedPackage]) -> None:
 
 def fetch_wheels(lock: Lock, environment: Environment, say: OnLine) -> None:
     """Download what is missing, with the user's own pip settings; every file is checked against its hash."""
+    shelve_fork(lock, environment, say)
     missing = missing_wheels(lock)
     if not missing:
         return
@@ -76,6 +78,24 @@ def fetch_wheels(lock: Lock, environment: Environment, say: OnLine) -> None:
         raise StorageError(
             f"{shelf}: the wheels cannot be stored: {error.strerror}", hint="free space, or set TOTO_COMPAT_CACHE"
         ) from error
+
+
+def shelve_fork(lock: Lock, environment: Environment, say: OnLine) -> None:
+    """Put the wheel of a fork where those of an index lie; it has to be the one that was locked."""
+    wheel = fork_wheel(environment, say)
+    if wheel is None:
+        return
+    made = locked_fork(wheel)
+    if made not in lock.packages:
+        raise EnvironmentBuildError(
+            f"{lock.environment_name}: {made.file} of the fork is not the wheel that was locked",
+            hint=f"`nox -s lock -- {lock.environment_name}` locks what is there now",
+        )
+    target = wheel_path(made)
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent.parent) as folder:
+            shutil.copyfile(wheel, Path(folder, made.file)).replace(target)
 
 
 def _download(packages: Sequence[LockedPackage], lock: Lock, environment: Environment, folder: Path) -> None:

@@ -232,6 +232,7 @@ def cell_key(request: CellRequest, *, lock: str, source_hash: str, machine: str)
         symbol.pop("notes")
     if request.checkpoint_folder:
         canonical["checkpoint_folder"] = _folder_identity(Path(request.checkpoint_folder))
+        canonical["workload"]["checkpoint"] = None
     parts = {"request": canonical, "lock": lock, "source": source_hash, "machine": machine}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

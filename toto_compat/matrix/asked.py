@@ -27,3 +27,4 @@ class Asked:
     data: Path | None = None  # a CSV of the user's, or a folder with one per symbol
     column: str | None = None
     symbols: tuple[str, ...] = ()
+    checkpoint: str | None = None  # in the place of the workload's

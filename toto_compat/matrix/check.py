@@ -10,6 +10,8 @@ from packaging.version import InvalidVersion, Version
 
 from toto_compat.contract.caches import CACHES, SABOTAGE_PREFIX, SABOTAGES
 from toto_compat.matrix.document import Document, KeyPath, Mistake, describe_value, listed, nearest_name
+from toto_compat.matrix.toto_source import ACCEPTED as TOTO_ACCEPTED
+from toto_compat.matrix.toto_source import absolute, toto_source
 
 # Names become folders, image tags and parts of a cell identifier, and must not look like a glob.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -18,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 def cross_check(document: Document, folder: Path) -> list[Mistake]:
     """Names, references and files. Works on the plain data, so that it runs beside schema mistakes."""
     return [
-        *_environment_mistakes(document),
+        *_environment_mistakes(document, folder),
         *_name_mistakes(document),
         *_reference_mistakes(document),
         *_cache_source_mistakes(document, folder),
@@ -26,7 +28,7 @@ def cross_check(document: Document, folder: Path) -> list[Mistake]:
     ]
 
 
-def _environment_mistakes(document: Document) -> Iterator[Mistake]:
+def _environment_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
     for name, environment in _section(document, "environments"):
         torch, build = environment.get("torch"), environment.get("build")
         if isinstance(torch, str) and isinstance(build, str):
@@ -41,10 +43,13 @@ def _environment_mistakes(document: Document) -> Iterator[Mistake]:
                 yield document.mistake(place, "a pin", "it as a key of the environment, not among the pins")
             elif isinstance(version, str) and not _is_version(version):
                 yield document.mistake(place, describe_value(version), "one exact version, such as 1.26.4")
-        release = environment.get("toto_ts")
-        if isinstance(release, str) and not _is_version(release):
-            place = ("environments", name, "toto_ts")
-            yield document.mistake(place, describe_value(release), "one exact version, such as 0.2.0")
+        toto = environment.get("toto_ts")
+        if isinstance(toto, str):
+            try:
+                toto_source(absolute(toto, folder))
+            except ValueError as error:
+                place = ("environments", name, "toto_ts")
+                yield document.mistake(place, f"{describe_value(toto)}: {error}", TOTO_ACCEPTED)
 
 
 def _name_mistakes(document: Document) -> Iterator[Mistake]:

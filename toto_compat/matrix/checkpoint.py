@@ -1,14 +1,72 @@
 """Weights from a local folder or a hub, brought to the host before any cell runs: cells have no network."""
 
+import hashlib
+import json
 import re
 import sys
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from toto_compat.errors import InputError
+from pydantic import ValidationError
 
-_FILES = ["config.json", "model.safetensors"]
+from toto_compat.contract.request import PATCH_SIZES, Workload
+from toto_compat.errors import InputError
+from toto_compat.matrix.schema import Matrix
+
+_WEIGHTS = "model.safetensors"
+_FILES = ["config.json", _WEIGHTS]
 _HUB_ID = re.compile(r"^(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?$")
+
+
+def with_checkpoint(matrix: Matrix, workloads: Iterable[str], specification: str) -> Matrix:
+    """Put the weights that were named on the command line in the place of these workloads' own.
+
+    A local folder is relative to the working directory there. Lengths are patches of the checkpoint's model.
+    """
+    local = _local_folder(specification, Path.cwd())
+    named = str(local) if local is not None else "@".join(filter(None, _hub_id(specification)))
+    changed = {}
+    for name in workloads:
+        workload = matrix.workloads[name]
+        model = _model_of(local) if local is not None else "base"  # what hubs have is of its shape
+        try:
+            changed[name] = Workload.model_validate(workload.model_dump() | {"checkpoint": named, "model": model})
+        except ValidationError as error:
+            raise InputError(
+                f"--checkpoint {specification}: does not fit the workload {name}: {error.errors()[0]['msg']}",
+                hint="take a profile with a workload of that model",
+            ) from error
+    return matrix.model_copy(update={"workloads": {**matrix.workloads, **changed}})
+
+
+@cache  # a hash of half a gigabyte, the same for every cell
+def checkpoint_name(specification: str, folder: Path) -> str:
+    """Say which weights these are, for the provenance: a hub's name and commit, or a folder and what is in it."""
+    match = _HUB_ID.match(specification)
+    if match is not None and folder.parent.name == "snapshots":
+        return f"{match['repository']}@{folder.name}"
+    with (folder / _WEIGHTS).open("rb") as file:
+        return f"{folder.name} (sha256 of {_WEIGHTS}: {hashlib.file_digest(file, 'sha256').hexdigest()})"
+
+
+def _model_of(folder: Path) -> str:
+    """The shape that a checkpoint's patches have."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        stride = config.get("stride", config.get("patch_size"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"checkpoint {folder}: config.json cannot be read: {error}", hint="toto-ts saves it"
+        ) from error
+    for model, size in PATCH_SIZES.items():
+        if size == stride:
+            return model
+    sizes = " or ".join(str(size) for size in PATCH_SIZES.values())
+    raise InputError(
+        f"checkpoint {folder}: its patches have {stride!r} points", hint=f"models with patches of {sizes} can be run"
+    )
 
 
 def find_checkpoint(specification: str, *, relative_to: Path) -> Path | None:

@@ -26,6 +26,7 @@ from toto_compat.matrix.document import (
 )
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.schema import Matrix
+from toto_compat.matrix.toto_source import absolute
 
 MATRIX_FILE_NAME = "matrix.yaml"
 
@@ -67,7 +68,16 @@ def load_matrix(path: Path) -> Matrix:
     mistakes += cross_check(document, path.parent)
     if mistakes or matrix is None:
         raise matrix_file_error(path, mistakes)
-    return matrix
+    return with_absolute_forks(matrix, path.resolve().parent)
+
+
+def with_absolute_forks(matrix: Matrix, folder: Path) -> Matrix:
+    """Name a fork of toto-ts by a path that does not depend on where the matrix file is read from."""
+    environments = {
+        name: one.model_copy(update={"toto_ts": absolute(one.toto_ts, folder)})
+        for name, one in matrix.environments.items()
+    }
+    return matrix.model_copy(update={"environments": environments})
 
 
 def matrix_hash(matrix: Matrix) -> str:

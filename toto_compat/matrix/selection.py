@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toto_compat.contract.cell_name import CellName
-from toto_compat.contract.csv_file import read_csv
+from toto_compat.contract.csv_file import check_rows, read_csv
 from toto_compat.contract.request import CsvSeries, Device, Environment, SymbolSeries, Workload
 from toto_compat.errors import SelectionError
 from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.checkpoint import with_checkpoint
 from toto_compat.matrix.expand import default_selection, expand, in_order_of_interest, named_profile, select
 from toto_compat.matrix.load import find_matrix_file, load_matrix
 from toto_compat.matrix.schema import Matrix
@@ -54,6 +55,8 @@ def select_cells(
     if environments is not None:
         matrix = matrix.model_copy(update={"environments": dict(environments), "production": None})
     profile = named_profile(matrix, asked.profile)
+    if asked.checkpoint is not None:
+        matrix = with_checkpoint(matrix, [profile.workload], asked.checkpoint)
     device = choose_device()
     left_out: dict[str, str] = {}
     if asked.lower_only:
@@ -105,9 +108,15 @@ def _select_required(cells: Sequence[CellName], matrix: Matrix, asked: Asked) ->
 
 
 def check_series(workload: Workload, folder: Path) -> CsvSeries | None:
-    """Read the user's CSV, so that a mistake in it is told before any cell runs."""
+    """Read the user's CSV, so that a mistake in it, or too few rows, is told before any cell runs."""
     if workload.csv is None:
         return None
     series = workload.csv.model_copy(update={"path": str(folder / workload.csv.path)})
-    read_csv(series)
+    check_rows(series, read_csv(series), rows_needed(workload))
     return series
+
+
+def rows_needed(workload: Workload) -> int:
+    """The rows of its series that a workload looks at: of its longest forecast, once for every series of a batch."""
+    patches = workload.context_patches[-1] + max(workload.horizon_patches)
+    return patches * workload.patch_size + max(workload.batch, *workload.batches) - 1

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from toto.data.util.dataset import pad_array, pad_id_mask
 
-from toto_compat.contract.csv_file import CsvColumns, read_csv
+from toto_compat.contract.csv_file import CsvColumns, check_rows, read_csv
 from toto_compat.contract.request import CsvSeries, Workload
-from toto_compat.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -129,12 +128,7 @@ def _csv_window(csv: CsvSeries, length: int, batch: int, variates: int) -> tuple
     """The newest `length` rows for the first batch entry, and windows moved back by one row each for the others."""
     columns = read_csv(csv)
     rows = len(columns.timestamps)
-    needed = length + batch - 1
-    if rows < needed:
-        raise InputError(
-            f"{csv.path}: has {rows} rows, the workload needs {needed}",
-            hint="shorten context or horizon of the workload, or give a longer series",
-        )
+    check_rows(csv, columns, length + batch - 1)
     numbers = _numbers(columns)[torch.arange(variates) % len(columns.values)]
     windows = torch.stack([numbers[:, rows - length - shift : rows - shift] for shift in range(batch)])
     present = ~windows.isnan()

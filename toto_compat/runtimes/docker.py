@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import docker
 
 from toto_compat.contract.files import utc_now
-from toto_compat.contract.request import CellRequest, Device, Environment, Limits, Origin
+from toto_compat.contract.request import CellRequest, Device, Environment, Limits
 from toto_compat.contract.result import CellResult, Provenance
 from toto_compat.environments.base_image import BaseImage
 from toto_compat.environments.engine import (
@@ -248,15 +248,17 @@ class DockerRuntime:
         source = self.source.folder
         image, copy = self._images[prepared.lock], self._probed[prepared.lock].copied
         base = self._bases[prepared.lock]
-        origin = Origin(
-            runtime=self.name,
-            lock=prepared.lock,
-            image=image,
-            source_hash=self.source.hash,
-            base_image=base.asked,
-            base_used=base.reference,
-            base_digest=base.identity,
-            base_is_stand_in=base.is_stand_in,
+        origin = request.origin.model_copy(
+            update={
+                "runtime": self.name,
+                "lock": prepared.lock,
+                "image": image,
+                "source_hash": self.source.hash,
+                "base_image": base.asked,
+                "base_used": base.reference,
+                "base_digest": base.identity,
+                "base_is_stand_in": base.is_stand_in,
+            }
         )
         seen, inputs = as_seen_inside(request, copy=copy)
         # the log and the lock of `folder` stay out of the cell's reach: this process opens them by name

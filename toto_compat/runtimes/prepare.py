@@ -7,8 +7,9 @@ from toto_compat.contract.request import CellRequest
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.store import CellStore, StoredCell
 from toto_compat.matrix.asked import Asked
-from toto_compat.matrix.checkpoint import resolve_checkpoint
+from toto_compat.matrix.checkpoint import checkpoint_name, resolve_checkpoint
 from toto_compat.matrix.selection import Selection
+from toto_compat.matrix.toto_source import toto_source
 from toto_compat.runtimes.inputs import staged
 from toto_compat.runtimes.local import ReadyCell
 from toto_compat.runtimes.plan import Plan, key_of
@@ -58,7 +59,7 @@ def prepare_run(
             folder = str(checkpoints[checkpoint]) if checkpoint else None
             request = cell.request.model_copy(update={"checkpoint_folder": folder})
             # from here on the cell's own copies count, and they are what its key is of
-            request, prepared = staged(request), environments[name]
+            request, prepared = staged(with_named_sources(request)), environments[name]
             key = key_of(request, prepared.lock, runtime.source.hash)
             # of an environment that was just built, or a checkpoint just fetched, the key was not known before
             earlier = None if asked.fresh else store.get(key, request.demands)
@@ -67,6 +68,17 @@ def prepare_run(
             else:
                 ready.append(ReadyCell(request, prepared, key))
     return PreparedRun(tuple(stored), tuple(ready), tuple(failed))
+
+
+def with_named_sources(request: CellRequest) -> CellRequest:
+    """Tell the cell whose weights it gets and which fork of toto-ts, for its provenance."""
+    known: dict[str, str] = {}
+    if request.checkpoint_folder is not None and request.workload.checkpoint is not None:
+        known["checkpoint"] = checkpoint_name(request.workload.checkpoint, Path(request.checkpoint_folder))
+    fork = toto_source(request.environment.toto_ts)
+    if fork is not None:
+        known["toto_fork"] = fork.identity
+    return request.model_copy(update={"origin": request.origin.model_copy(update=known)})
 
 
 def fetch_checkpoints(selection: Selection) -> dict[str, Path]:

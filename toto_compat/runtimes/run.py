@@ -1,6 +1,7 @@
 """Running what was prepared: each cell's file is written once, when the cell ends. The run's folder is what is left."""
 
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.expand import gate_limits
 from toto_compat.matrix.load import matrix_hash
 from toto_compat.matrix.selection import Selection
+from toto_compat.matrix.toto_source import is_release
 from toto_compat.matrix.user_cache import BUILTIN, split_source
 from toto_compat.runtimes.executors import executor
 from toto_compat.runtimes.local import FinishedCell, ReadyCell
@@ -115,6 +117,11 @@ def without_places(request: CellRequest) -> CellRequest:
     )
     if request.checkpoint_folder is not None:
         changes["checkpoint_folder"] = Path(request.checkpoint_folder).name
+    if (named := request.workload.checkpoint) is not None and Path(named).is_absolute():
+        changes["workload"] = request.workload.model_copy(update={"checkpoint": Path(named).name})
+    if not is_release(toto := request.environment.toto_ts):
+        named = re.sub(r"//[^/@]*@", "//", toto) if toto.startswith("git+") else Path(toto).name
+        changes["environment"] = request.environment.model_copy(update={"toto_ts": named})
     return request.model_copy(update=changes)
 
 

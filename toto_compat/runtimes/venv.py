@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from toto_compat.contract.files import utc_now
-from toto_compat.contract.request import CellRequest, Device, Environment, Limits, Origin
+from toto_compat.contract.request import CellRequest, Device, Environment, Limits
 from toto_compat.contract.result import CellResult, Provenance
 from toto_compat.environments.pythons import compiler_version, find_compiler, find_python
 from toto_compat.environments.virtualenv import (
@@ -132,7 +132,9 @@ class VenvRuntime:
     ) -> CellResult:
         started = utc_now()
         variables = self._variables(prepared, request.variables, folder, request.device, gpu)
-        origin = Origin(runtime=self.name, lock=prepared.lock, source_hash=self.source.hash)
+        origin = request.origin.model_copy(
+            update={"runtime": self.name, "lock": prepared.lock, "source_hash": self.source.hash}
+        )
         work = folder / WORK
         work.mkdir(parents=True, exist_ok=True)
         own = {"work_folder": str(work), "origin": origin, "references": give_references(references, work)}

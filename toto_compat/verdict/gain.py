@@ -69,6 +69,10 @@ def _by_whom(cells: Sequence[JudgedCell]) -> str:
 
 
 def weights_text(cells: Sequence[JudgedCell]) -> str:
-    """Say whether the forecasts were those of a trained model."""
-    seeded = any(cell.result.request.checkpoint_folder is None for cell in cells)
-    return "with seeded weights" if seeded else "with the checkpoint's weights"
+    """Say whether the forecasts were those of a trained model, and of which."""
+    if any(cell.result.request.checkpoint_folder is None for cell in cells):
+        return "with seeded weights"
+    named = {cell.result.provenance.checkpoint.partition(" (")[0] for cell in cells}
+    return (
+        f"with the weights of {named.pop()}" if len(named) == 1 and "" not in named else "with a checkpoint's weights"
+    )

@@ -1,6 +1,7 @@
 """Gates: stored evidence in, a status out. Pure, so that an old run can be judged again by other limits."""
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -109,9 +110,15 @@ def forecast_text(cell: JudgedCell) -> str:
 def rerun_command(result: CellResult, *, profile: str = "") -> str:
     """The exact command that runs this cell again."""
     request = result.request
+    # where the user's series lay is not kept in a result
+    data = (
+        f" --data YOUR_DATA --symbols {shlex.quote(','.join(s.name for s in request.symbols))}"
+        if request.symbols
+        else ""
+    )
     return (
         f"toto-compat matrix '{result.cell}' --profile {profile or request.profile_name} "
-        f"--device {request.speaks_of.value} --fresh"
+        f"--device {request.speaks_of.value} --fresh{data}"
     )
 
 

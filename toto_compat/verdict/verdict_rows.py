@@ -53,7 +53,8 @@ def _row(cell: JudgedCell, *, compiled: bool) -> JudgedRow:
         cell=cell.result.cell,
         device=request.device,
         torch=origin.torch,
-        toto_ts=origin.toto_ts,
+        # a fork has the version of what it was forked from
+        toto_ts=f"{origin.toto_ts} of {origin.toto_fork}" if origin.toto_fork else origin.toto_ts,
         xformers=origin.xformers,
         gpu=origin.gpu,
         cache=request.cache.name,
