@@ -58,7 +58,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SHORT = {"context_patches": [4, 6], "horizon_patches": [2]}
+SHORT = {"context": [128, 192], "horizon": [64]}
 
 
 def command(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

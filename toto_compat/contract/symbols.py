@@ -41,7 +41,7 @@ class Windows:
 
 def lengths_of(workload: Workload) -> tuple[int, int]:
     """Context and horizon in points: those that the workload times."""
-    return workload.context_patches[0] * workload.patch_size, workload.horizon_patches[0] * workload.patch_size
+    return workload.context[0], workload.horizon[0]
 
 
 def windows_of(name: str, rows: int, workload_name: str, workload: Workload, symbols: int) -> Windows:

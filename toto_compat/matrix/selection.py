@@ -27,7 +27,11 @@ class Selection:
     device: Device
     workloads: Mapping[str, Workload]  # of the profile, by name
     left_out: Mapping[str, str] = field(default_factory=dict)  # environments that no selector named, and why not
-    symbols: tuple[SymbolSeries, ...] = ()
+    symbols: Mapping[str, tuple[SymbolSeries, ...]] = field(default_factory=dict)  # the user's own, by workload
+
+    def symbols_of(self, cell: CellName) -> tuple[SymbolSeries, ...]:
+        """The user's own series as a cell gets them: what stands out in one depends on the workload's lengths."""
+        return self.symbols.get(cell.workload or next(iter(self.workloads)), ())
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -56,7 +60,7 @@ def select_cells(
         matrix = matrix.model_copy(update={"environments": dict(environments), "production": None})
     profile = named_profile(matrix, asked.profile)
     if asked.checkpoint is not None:
-        matrix = with_checkpoint(matrix, [profile.workload], asked.checkpoint)
+        matrix = with_checkpoint(matrix, profile.workloads, asked.checkpoint)
     device = choose_device()
     left_out: dict[str, str] = {}
     if asked.lower_only:
@@ -74,8 +78,8 @@ def select_cells(
     for workload in workloads.values():
         check_series(workload, matrix_path.resolve().parent)
     symbols = read_symbols(asked.data, asked.column, asked.symbols) if asked.data is not None else ()
-    fitted = [fit_to_workload(symbols, name, workload) for name, workload in workloads.items()]
-    return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workloads, left_out, fitted[0])
+    fitted = {name: fit_to_workload(symbols, name, workload) for name, workload in workloads.items()}
+    return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workloads, left_out, fitted)
 
 
 def _select_to_lower(matrix: Matrix, asked: Asked) -> list[CellName]:

@@ -77,7 +77,7 @@ def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: As
             selection.device,
             checkpoint_folder=_folder_of(selection, cell, folders),
             quiet_lock=str(cache_folder() / "quiet.lock"),
-            symbols=selection.symbols,
+            symbols=selection.symbols_of(cell),
             lower_only=asked.lower_only,
         )
         for cell in selection.cells

@@ -149,7 +149,7 @@ def describe_run(selection: Selection, runtime: Runtime, asked: Asked) -> RunInf
         gates={
             gate: limit
             for gate, limit in gate_limits(selection.matrix, asked.profile).items()
-            if selection.symbols or not gate.rule.suite.rule.needs_symbols
+            if any(selection.symbols.values()) or not gate.rule.suite.rule.needs_symbols
         },
         releases=tuple(dict.fromkeys(environment.torch for environment in selection.matrix.environments.values())),
         production_profile=selection.matrix.production_profile,
