@@ -91,6 +91,21 @@ def test_a_virtualenv_is_built_once_found_again_and_built_anew_if_somebody_chang
     assert second.lock == first.lock
 
 
+def test_a_fork_of_toto_ts_is_installed_in_the_place_of_a_release(wheelhouse: Path, tmp_path: Path) -> None:
+    fork = tmp_path / "fork"
+    fork.mkdir()
+    toto = {
+        f"toto/{path}.py": "" for path in ("model/__init__", "model/toto", "inference/__init__", "inference/forecaster")
+    }
+    add_wheel(fork, "toto-ts", "0.2.0+mine", toto | {"toto/__init__.py": "FORKED = True\n"}, requires="torch==2.7.0")
+    [wheel] = fork.glob("*.whl")
+    environment = ENVIRONMENT.model_copy(update={"toto_ts": str(wheel)})
+    built = build_venv(NAME, environment, print)
+    done = subprocess.run([built.python, "-c", "import toto; print(toto.FORKED)"], capture_output=True, check=True)
+    assert done.stdout.strip() == b"True"
+    assert built.folder != venv_folder(NAME, ENVIRONMENT)
+
+
 def test_another_specification_is_another_folder(tmp_path: Path) -> None:
     changes: tuple[dict[str, object], ...] = (
         {"pins": {}},
