@@ -49,16 +49,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     matrix = yaml.safe_load((ROOT / "matrix.yaml").read_text(encoding="utf-8"))
     matrix["settings"]["traced"] = {"backend": "eager"}
     matrix["caches"]["fixed_size"]["settings"] = ["traced"]
-    matrix["workloads"]["few"] = {**matrix["workloads"]["smoke"], **SHORT}
-    matrix["profiles"]["symbols"] = {"iterations": 1, "workload": "few", "suites": ["symbols"]}
+    matrix["workloads"]["few"] = {"model": "tiny", "context": [128, 192], "horizon": [64], "batches": [1]}
+    matrix["profiles"]["symbols"] = {"iterations": 1, "workloads": ["few"], "suites": ["symbols"]}
     (folder / "matrix.yaml").write_text(yaml.safe_dump(matrix, sort_keys=False), encoding="utf-8")
     (folder / "data").mkdir()
     for name, text in FILES.items():
         (folder / "data" / name).write_bytes(text.encode())
     return folder
-
-
-SHORT = {"context": [128, 192], "horizon": [64]}
 
 
 def command(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -56,7 +56,7 @@ def test_weights_of_the_command_line_replace_the_profiles_own(weights: Path, mon
     assert changed.workloads["quick"].checkpoint == str(weights)
     assert changed.workloads["quick"].model == "base"
     assert changed.workloads["groups"] == MATRIX.workloads["groups"]
-    hub = with_checkpoint(MATRIX, ["base"], "Datadog/Toto-Open-Base-1.0@0123abc").workloads["base"]
+    hub = with_checkpoint(MATRIX, ["quick"], "Datadog/Toto-Open-Base-1.0@0123abc").workloads["quick"]
     assert hub.checkpoint == "Datadog/Toto-Open-Base-1.0@0123abc"
 
 
