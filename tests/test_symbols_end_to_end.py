@@ -86,7 +86,7 @@ def test_every_format_is_a_row_under_its_cell_and_an_unchanged_cell_is_not_run_a
         assert one["recompiles"] == 0
     assert symbols["MSFT"]["notes"] == "newest first: put in order"
     assert symbols["flat"]["notes"] == "constant: every value is 5"
-    assert symbols["short & <odd>"]["notes"] == "short: 81 rows of context, 15 padded on the left"
+    assert symbols["short & <odd>"]["notes"] == "short: 82 rows of context, 14 padded on the left"
     for gate in ("symbol_equivalence", "symbol_mae", "symbol_recompiles"):
         assert row["gates"][gate]["status"] == "PASS", row["gates"][gate]
     assert "short & <odd>" in done.stdout
