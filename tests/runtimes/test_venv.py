@@ -8,7 +8,7 @@ import pytest
 
 from tests.runtimes.stub_runtime import STUB_CELL
 from tests.verdict.sample_cells import cell_request
-from toto_compat.contract.request import CacheRequest, CellProfile, Device, Environment, Limits
+from toto_compat.contract.request import CacheRequest, CellProfile, Device, Environment, Limits, Origin
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.suites import Suite
 from toto_compat.environments.virtualenv import Virtualenv
@@ -153,7 +153,7 @@ def test_a_cell_gets_what_the_runtime_knows_in_its_request_and_not_in_variables(
     assert cell_variables(Limits(), Device.CPU).items() <= variables.items()
     assert not any(name.startswith("TOTO_COMPAT") for name in variables)
     handed_over = json.loads((tmp_path / "cell" / "request.json").read_text())
-    origin = {"runtime": "venv", "lock": "lock", "image": "", "source_hash": CellSource().hash, "checkpoint": ""}
+    origin = Origin(runtime="venv", lock="lock", source_hash=CellSource().hash).model_dump()
     assert handed_over["origin"] == origin
     assert result.provenance.model_dump(include=set(origin)) == origin
 
