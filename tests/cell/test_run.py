@@ -39,6 +39,7 @@ def test_a_cell_that_goes_well_has_evidence_of_every_suite(tmp_path: Path) -> No
         "speed",
         "memory",
         "memory_reference",
+        "cuda_lowering",
         "cudagraph",
     ]
     assert {suite: evidence.outcome for suite, evidence in result.evidence.items()} == dict.fromkeys(

@@ -174,7 +174,7 @@ def test_an_old_result_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
 def test_a_forecast_that_cannot_be_compiled_is_not_timed(tmp_path: Path) -> None:
     groups = Groups(results={Group.OBSERVE: GroupResult(evidence={Suite.RECOMPILE: MODEL_FAILED})})
     result = run(tmp_path, groups)
-    assert groups.started == ["observe", "reference", "candidate", "compare", "cudagraph"]
+    assert groups.started == ["observe", "reference", "candidate", "compare", "cuda_lowering", "cudagraph"]
     assert result.evidence[Suite.RECOMPILE].outcome is Outcome.MODEL_FAILED
     assert result.evidence[Suite.SPEED].outcome is Outcome.NOT_RUN
     assert "IndexError" in str(result.evidence[Suite.SPEED].failure)

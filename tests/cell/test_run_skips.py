@@ -27,7 +27,7 @@ def recompiled(value: float | None, *, kind: Kind = Kind.MEASURED, **left: Any) 
 def test_a_cell_that_cannot_pass_skips_added_checks_and_names_them(tmp_path: Path) -> None:
     groups = recompiled(22)
     result = run(tmp_path, groups, repeats=3, demands=(NO_RECOMPILES,))
-    assert groups.started == ["observe", "reference", "candidate", "compare", "speed", "cudagraph"]
+    assert groups.started == ["observe", "reference", "candidate", "compare", "speed", "cuda_lowering", "cudagraph"]
     why = "recompiles is 22, limit <= 0, so that this cell cannot PASS"
     assert result.skipped == {"memory": why, "speed in part": f"1 of 3 processes: {why}"}
     memory, speed = result.evidence[Suite.MEMORY], result.evidence[Suite.SPEED]
@@ -50,7 +50,7 @@ def test_a_cell_that_cannot_pass_skips_added_checks_and_names_them(tmp_path: Pat
 )
 def test_a_cell_that_may_still_pass_skips_nothing(tmp_path: Path, groups: Groups) -> None:
     result = run(tmp_path, groups, repeats=2, demands=(NO_RECOMPILES,))
-    assert groups.started[4:] == ["speed", "speed-2", "memory", "memory_reference", "cudagraph"]
+    assert groups.started[4:] == ["speed", "speed-2", "memory", "memory_reference", "cuda_lowering", "cudagraph"]
     assert result.skipped == {}
 
 

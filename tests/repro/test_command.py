@@ -57,7 +57,8 @@ def test_the_incidents_own_checkpoint_and_series_are_what_is_forecast(tmp_path: 
     weights.mkdir()
     for name in ("config.json", "model.safetensors"):
         (weights / name).touch()
-    (tmp_path / "prices.csv").write_text("time,close\n0,1.0\n60,2.0\n", encoding="utf-8")
+    rows = "".join(f"{60 * row},{row % 7}.5\n" for row in range(400))
+    (tmp_path / "prices.csv").write_text(f"time,close\n{rows}", encoding="utf-8")
     series = CsvSeries(path="prices.csv", time_column="time", value_columns=("close",))
     incident = load_incident(INCIDENT)
     workload = incident.workload.model_copy(update={"checkpoint": "weights", "csv": series})
