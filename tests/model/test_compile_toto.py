@@ -1,5 +1,6 @@
 """`compile_toto` as a user calls it: compiled for real, behind toto-ts's own forecaster."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from toto.inference.forecaster import TotoForecaster  # noqa: E402
 from tests.model.small_backbone import Small, agree, series_of, timeseries  # noqa: E402
 from toto_compat import compile_toto  # noqa: E402
 from toto_compat.contract.request import CompileSettings  # noqa: E402
+from toto_compat.errors import InputError  # noqa: E402
 
 pytestmark = pytest.mark.cell
 
@@ -71,3 +73,14 @@ def test_other_caches_get_what_their_settings_say(monkeypatch: pytest.MonkeyPatc
     with torch.compiler.set_stance("force_eager"):
         assert agree(forecaster.forecast(series, 16).mean, TotoForecaster(backbone).forecast(series, 16).mean)
     assert set(marked) == {2}
+
+
+def test_only_fixed_size_takes_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cache_dir is of no use to cache upstream"):
+        compile_toto(Small().build(), cache="upstream", cache_dir=tmp_path)
+
+
+def test_a_folder_that_others_can_write_to_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    tmp_path.chmod(0o770)
+    with pytest.raises(InputError, match="others can write to the folder"):
+        compile_toto(Small().build(), cache_dir=tmp_path)

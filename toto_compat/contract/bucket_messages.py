@@ -4,6 +4,7 @@ Every bucket has a code object of its own, so dynamo's recompile log never shows
 """
 
 BUCKET_LOGGER = "toto_compat.buckets"
+ARTIFACT_LOGGER = "toto_compat.artifacts"  # what was compiled by an earlier process, and what is kept for the next
 
 
 def compiling_bucket(shape: str, number: int, most: int, *, announced: bool) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import ceil
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -23,11 +24,15 @@ StepObserver = Callable[[int], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class CompileSpec:
-    """Says how to compile. `backend` replaces the settings' one: the CUDA-graph predictor listens there."""
+    """Says how to compile. `backend` replaces the settings' one: the CUDA-graph predictor listens there.
+
+    In `cache_dir` fixed_size keeps what it compiled, for the next process.
+    """
 
     mode: str = "default"
     settings: CompileSettings = field(default_factory=CompileSettings)
     backend: Callable[..., Any] | None = None
+    cache_dir: Path | None = None
 
     def torch_compile_arguments(self) -> dict[str, Any]:
         if self.backend is not None:

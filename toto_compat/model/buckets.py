@@ -7,6 +7,7 @@ at the first forecast that is within it; after that, nothing within the announce
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -82,8 +83,10 @@ class Bucket:
 class Buckets:
     """The buckets of one model, the least recently used first, and never more than `most`."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, compiling: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """`compiling` is entered around every compile."""
         self.most = most
+        self._compiling = compiling
         self.largest_batch: int | None = None  # what memory was enough for, once it was not enough for more
         self.unchecked: list[Shape] = []  # made since somebody last looked
         self._held: dict[Shape, Bucket] = {}
@@ -122,7 +125,7 @@ class Buckets:
             line = compiling_bucket(str(shape), len(self._held) + 1, self.most, announced=announced)
             _LOG.log(logging.INFO if announced else logging.WARNING, line)
         bucket = make(shape)
-        with no_full_collections():
+        with no_full_collections(), self._compiling():
             bucket.run()  # compiles here, on empty buffers, rather than in the middle of a forecast
         self._held[shape] = bucket
         self.unchecked.append(shape)

@@ -9,6 +9,9 @@ draws from a predicted patch. Between them nothing is left but copies into their
 - `inplace_buffers=False`: a kernel that never writes in place is the same kernel in more places, of which only one has
   to be compiled.
 - `reorder_for_locality=False`: what stands before a matrix product stays there, in one kernel instead of two.
+- `fx_graph_cache=True`, `cpp_cache_precompile_headers=False` where compiled code is kept: the first is the default only
+  in newer releases; with precompiled headers inductor calls the C++ compiler in every process, even if all kernels are
+  there already (2.13.0), and puts them outside its cache folder.
 - A code object of its own for every bucket: dynamo's limit of 8 compiles is per code object, and a ninth bucket would
   reach it. So dynamo neither logs nor limits new buckets: the model does both (`buckets`).
 """
@@ -31,7 +34,7 @@ Run = Callable[[], Any]
 def prepare_compiler(spec: CompileSpec, device: torch.device) -> None:
     """Apply the cell's settings, and begin what the first compile on a CPU would otherwise wait for."""
     apply_settings(spec.settings)
-    if device.type == "cpu" and spec.torch_compile_arguments()["backend"] == "inductor":
+    if device.type == "cpu" and spec.cache_dir is None and spec.torch_compile_arguments()["backend"] == "inductor":
         give_compiler_head_start()
 
 
@@ -52,12 +55,16 @@ def compile_module(module: torch.nn.Module, name: str, spec: CompileSpec) -> Run
 
 
 def _lowering(spec: CompileSpec) -> dict[str, Any]:
-    """Give torch.compile's arguments: the mode's own options, and the three above where inductor compiles."""
+    """Give torch.compile's arguments: the mode's own options, and those above where inductor compiles."""
     arguments = spec.torch_compile_arguments()
     if arguments["backend"] != "inductor":
         return arguments
     of_mode = torch._inductor.list_mode_options(arguments["mode"]) if arguments["mode"] else {}
     ours = {"size_asserts": False, "inplace_buffers": False, "reorder_for_locality": False}
+    if spec.cache_dir is not None:
+        ours["fx_graph_cache"] = True
+        if hasattr(torch._inductor.config, "cpp_cache_precompile_headers"):
+            ours["cpp_cache_precompile_headers"] = False
     return {"backend": "inductor", "options": {**of_mode, **ours}}
 
 

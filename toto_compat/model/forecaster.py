@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ def compile_toto(
     max_buckets: int | None = None,
     draws: str | None = None,
     check_first: bool = True,
+    cache_dir: str | Path | None = None,
 ) -> TotoForecaster:
     """A forecaster that forecasts like toto-ts's, compiled.
 
@@ -47,6 +49,9 @@ def compile_toto(
     those shapes are compiled at the first forecast, with its number of variates and its precision, and nothing within
     them is compiled again; others when they are first met, which the logger `toto_compat.buckets` says. At most
     `max_buckets` shapes (16) are held, the least recently used goes.
+    In `cache_dir` fixed_size keeps what it compiles, and a later process on the same machine and software takes it from
+    there. It is code: a folder that others own or can write to is refused. The logger `toto_compat.artifacts` says what
+    was used and kept, and why not.
     `draws` is 'direct' (the default): samples of the same distribution, as many numbers drawn as are asked for; or
     'toto-ts': toto-ts's own random stream, so that a seed gives toto-ts's own samples.
     A model that fixed_size does not cover runs eager, with a warning, and `eager_because` says why. With `check_first`
@@ -57,6 +62,9 @@ def compile_toto(
         raise InputError(f"compile mode {mode!r} is unknown", hint=f"accepted: {', '.join(MODES)}")
     if cache not in CACHES and ":" not in cache:
         raise InputError(f"cache {cache!r} is unknown", hint=f"accepted: {', '.join(CACHES)} or path/to/file.py:Class")
+    if cache_dir is not None and cache != "fixed_size":
+        raise InputError(f"cache_dir is of no use to cache {cache}", hint="only fixed_size keeps what it compiles")
+    kept = None if cache_dir is None else Path(cache_dir).expanduser()
     backbone = _backbone_of(model)
     patch_size = backbone.patch_embed.stride
     max_patches = None
@@ -66,7 +74,7 @@ def compile_toto(
     bound = bind(
         backbone,
         CacheRequest(name=cache, source="builtin" if cache in CACHES else cache),
-        compile_spec=None if mode is None else CompileSpec(mode=mode, settings=settings or CompileSettings()),
+        compile_spec=None if mode is None else CompileSpec(mode, settings or CompileSettings(), cache_dir=kept),
         max_patches=max_patches,
         batch_sizes=batch_sizes,
         max_buckets=max_buckets,

@@ -9,6 +9,8 @@ from toto.model.backbone import TotoBackbone
 
 from toto_compat.caches.fixed_size import FixedSizeKVCache
 from toto_compat.errors import InputError
+from toto_compat.model.artifact_key import artifact_key
+from toto_compat.model.artifacts import Artifacts
 from toto_compat.model.bound import CompileSpec, StepObserver, class_name
 from toto_compat.model.buckets import (
     MAX_BUCKETS,
@@ -77,6 +79,10 @@ class StaticGraphs:
         self._max_patches, self._max_context = max_patches or 0, max_context or 0
         self._batch_sizes = tuple(sorted(set(batch_sizes)))
         self._buckets = Buckets(most)
+        if compile_spec is not None and compile_spec.cache_dir is not None:
+            announced = f"{max_patches} patches, context {max_context}, batches {self._batch_sizes}, draws {self.draws}"
+            key = artifact_key(backbone, compile_spec, announced)
+            self._buckets = Buckets(most, Artifacts(compile_spec.cache_dir, key).compiling)
         self._announced_are_made = False
         self._head: FusedHead | None = None
         self._weights_seen: tuple[Any, ...] = ()
