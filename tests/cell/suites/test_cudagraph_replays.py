@@ -33,7 +33,7 @@ def test_steps_that_both_witnesses_saw_are_replays() -> None:
 
 @pytest.mark.parametrize("step", NOT_REPLAYED.values(), ids=list(NOT_REPLAYED))
 def test_a_step_that_one_witness_denies_is_none(step: SeenStep) -> None:
-    assert replay_figure([REPLAYED, step, REPLAYED]).value == 1
+    assert replay_figure([REPLAYED, REPLAYED, step, REPLAYED]).value == 1
 
 
 def test_without_cupti_nothing_is_proven_and_that_is_said() -> None:
@@ -41,11 +41,15 @@ def test_without_cupti_nothing_is_proven_and_that_is_said() -> None:
     figure = replay_figure([unseen, unseen])
     assert figure.value is None
     assert "CUPTI is missing" in figure.missing
-    assert "all 2 decode steps" in figure.missing
+    assert "all 1 decode steps" in figure.missing
 
 
-def test_without_a_decode_step_nothing_is_proven() -> None:
-    assert "no decode step" in replay_figure([]).missing
+def test_without_a_decode_step_the_pass_over_the_context_is_judged() -> None:
+    figure = replay_figure([REPLAYED])
+    assert (figure.value, "1 passes over the context" in figure.method) == (0, True)
+    assert replay_figure([NOT_REPLAYED["eager"]]).value == 1
+    assert replay_figure([NOT_REPLAYED["eager"], REPLAYED]).value == 0  # the prefill of a longer forecast
+    assert "no step was seen" in replay_figure([]).missing
 
 
 class Profiled:

@@ -42,7 +42,8 @@ PREDICTED_METHOD = (
 )
 MEASURED_METHOD = (
     "graphs that Inductor skipped, by its counter, and parts of graphs that it kept out of CUDA graphs, both with the "
-    "warm-up; and decode steps after it that replayed no graph, by CUPTI and by torch itself"
+    "warm-up; and steps after it (the pass over the context where there is no decode step) that replayed no graph, by "
+    "CUPTI and by torch itself"
 )
 # A graph is recorded on its second call and replayed from the third on.
 WARM_UP_FORECASTS = 3
@@ -307,7 +308,7 @@ def measure(trial: Trial) -> SuiteEvidence:
     if trial.mode == "default":
         figures = {"cudagraphs": Figure(value=None, missing="mode default does not use CUDA graphs")}
     else:
-        figures = measured_figures(watch.total.cudagraph_skips, kept_out, replay_figure(steps[1:]))
+        figures = measured_figures(watch.total.cudagraph_skips, kept_out, replay_figure(steps))
     figures["host_syncs"] = Figure(value=len(mean_syncs), method=f"a mean forecast: {SYNC_METHOD}")
     figures["host_syncs_sampled"] = Figure(value=len(sampled_syncs), method=f"a sampled forecast: {SYNC_METHOD}")
     return SuiteEvidence(
@@ -353,7 +354,7 @@ class KeptOut:
 
 
 def measured_figures(skips: int, kept_out: KeptOut, replay: Figure) -> dict[str, Figure]:
-    """The gate's figure and what it is the sum of. `replay`: decode steps without one, by both witnesses."""
+    """The gate's figure and what it is the sum of. `replay`: steps without one, by both witnesses."""
     outside = kept_out.parts + kept_out.graphs
     seen = skips + outside
     if replay.value is not None:

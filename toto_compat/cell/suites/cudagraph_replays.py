@@ -97,19 +97,23 @@ def _count(names: Sequence[str], wanted: str) -> int | None:
     return sum(name.startswith(wanted) for name in names) if names else None
 
 
-def replay_figure(decode: Sequence[SeenStep]) -> Figure:
-    """Count the decode steps after warm-up that replayed no CUDA graph; without CUPTI that is not proven."""
-    if not decode:
-        return Figure(value=None, missing="no decode step ran: the first horizon is one patch long")
-    without = sum(not step.was_replayed for step in decode)
-    if without == 0 and any(step.launches is None for step in decode):
+def replay_figure(steps: Sequence[SeenStep]) -> Figure:
+    """Count the steps of a warm forecast that replayed no CUDA graph; without CUPTI that is not proven.
+
+    The first step is the pass over the context. It counts where there is no other, as in a forecast of one patch.
+    """
+    judged, what = (steps[1:], "decode steps") if len(steps) > 1 else (steps, "passes over the context")
+    if not judged:
+        return Figure(value=None, missing="no step was seen: the model calls no observer")
+    without = sum(not step.was_replayed for step in judged)
+    if without == 0 and any(step.launches is None for step in judged):
         return Figure(
             value=None,
             missing="CUPTI is missing: the profiler delivered no event of the CUDA runtime. By torch's own count all "
-            f"{len(decode)} decode steps replayed a CUDA graph, which one witness alone does not prove; let this user "
+            f"{len(judged)} {what} replayed a CUDA graph, which one witness alone does not prove; let this user "
             "profile the GPU",
         )
-    return Figure(value=without, method=f"of {len(decode)} decode steps after warm-up: {REPLAY_METHOD}")
+    return Figure(value=without, method=f"of {len(judged)} {what} after warm-up: {REPLAY_METHOD}")
 
 
 @contextmanager
