@@ -124,7 +124,7 @@ def test_a_new_suite_is_one_module_and_one_row(copy: Path) -> None:
     table = package / "contract" / "suites.py"
     row = '    PATCHES = "patches", SuiteRule(version=1, runners={Group.OBSERVE: "patches:run_patches"})\n'
     text = table.read_text(encoding="utf-8")
-    end = text.index("SUITE_LINE =")
+    end = text.index("\nWITHOUT_GPU =")  # behind the last row
     table.write_text(text[:end].rstrip() + "\n" + row + "\n\n" + text[end:], encoding="utf-8")
     script = """
 from pathlib import Path

@@ -17,7 +17,7 @@ IMPORT_ALL = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_
 
 def cell_folders() -> tuple[str, ...]:
     """The folders that the host stages, read and not imported: the host's packages are not here."""
-    tree = ast.parse((PACKAGE / "runtimes" / "source.py").read_text(encoding="utf-8"))
+    tree = ast.parse((PACKAGE / "contract" / "source_hash.py").read_text(encoding="utf-8"))
     values = {
         target.id: node.value
         for node in tree.body

@@ -40,6 +40,8 @@ def two_layers() -> Iterator[None]:
         patch.setattr(scenarios, "MANY_ROWS", 256)  # of nearly right samples there is a test of their own
         patch.setattr(candidate, "FEWEST_FORECASTS", 100)
         patch.setattr(candidate, "FORECASTS_AN_ITERATION", 10)
+        # as in a process where nothing was compiled before: dynamo switches the distributions' own checks off
+        patch.setattr(torch.distributions.Distribution, "_validate_args", True)
         yield
 
 
