@@ -346,6 +346,8 @@ def test_a_cell_gets_what_the_runtime_knows_in_its_request_and_not_in_variables(
         "base_used": BASE.reference,
         "base_digest": BASE.identity,
         "base_is_stand_in": True,
+        "checkpoint": "",
+        "toto_fork": "",
     }
 
 
