@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ from torch import Tensor
 from tests.cell.small_trials import WORKLOAD, trial_of
 from toto_compat.cell.contest import Contest
 from toto_compat.cell.contestant import Contestant, ContestantError, series_bytes
+from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites import speed
-from toto_compat.cell.suites.speed import make_contestant, new_series, run_speed
+from toto_compat.cell.suites.speed import make_contestant, new_series, run_speed, shapes_worth_timing
 from toto_compat.cell.suites.speed_figures import COMPILED, SpeedRun
-from toto_compat.contract.request import CellProfile, CompileSettings, TimedShape, Workload
-from toto_compat.contract.result import Outcome, SuiteEvidence
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.request import CellProfile, CompileSettings, Demand, TimedShape, Workload
+from toto_compat.contract.result import Figure, Outcome, SuiteEvidence
+from toto_compat.contract.suites import Suite
 from toto_compat.model.series import Series
 
 pytestmark = pytest.mark.cell
@@ -265,6 +269,29 @@ def test_samples_that_were_timed_are_judged_by_eagers_distributions(
     assert isinstance(run, SpeedRun)
     assert run.timed_forecasts is not None
     assert (run.timed_forecasts <= 1.0) is right
+
+
+NO_RECOMPILES = Demand(gate="recompiles", suite=Suite.RECOMPILE, figure="recompiles", limit=GateLimit(max=0))
+MEAN_AND_SAMPLES = (TimedShape(horizon=64, context=128), TimedShape(horizon=64, context=128, samples="16/16"))
+
+
+@pytest.mark.parametrize(
+    ("recompiles", "changed", "timed"),
+    [(0.0, (), 2), (None, (), 2), (22.0, (), 1), (22.0, ("torch.backends.cudnn.enabled",), 2)],
+    ids=["can pass", "not measured", "cannot pass", "figures will be taken back"],
+)
+def test_a_cell_that_cannot_pass_is_timed_on_its_first_forecast_alone(
+    tmp_path: Path, recompiles: float | None, changed: tuple[str, ...], timed: int
+) -> None:
+    figures = {"recompiles": Figure(value=recompiles, missing="" if recompiles is not None else "lost")}
+    counted = SuiteEvidence(suite=Suite.RECOMPILE, outcome=Outcome.MEASURED, figures=figures)
+    left = GroupResult(evidence={Suite.RECOMPILE: counted}, changed=changed)
+    (tmp_path / "observe.json").write_text(left.model_dump_json(by_alias=True), encoding="utf-8")
+    trial = trial_of("upstream", workload=WORKLOAD.model_copy(update={"timed": MEAN_AND_SAMPLES}))
+    session = Session(trial, CellProfile(iterations=1), work=tmp_path, demands=(NO_RECOMPILES,))
+    shapes, left_out = shapes_worth_timing(session)
+    assert [shape.name for shape in shapes] == [shape.name for shape in MEAN_AND_SAMPLES[:timed]]
+    assert ("16/16 samples" in left_out and "recompiles is 22" in left_out) == (timed == 1)
 
 
 class Raises(AnswersFromATable):

@@ -435,7 +435,8 @@ def evidence_of(
     for run in own:
         measurements.setdefault(run.group, []).append(collected.results[run.name].measurements[suite])
     combined: SuiteEvidence = suite_function(suite.rule.combine)(measurements, of_others or {})
-    skipped = next((f"{len(own)} of {planned} processes: {why}" for why in repeats_skipped.values()), "")
+    repeats = next((f"{len(own)} of {planned} processes: {why}" for why in repeats_skipped.values()), "")
+    skipped = "; ".join(filter(None, (repeats, combined.skipped)))
     return combined.model_copy(update={"seconds": seconds, "version": suite.rule.version, "skipped": skipped})
 
 

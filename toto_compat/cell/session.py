@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from toto_compat.cell.quiet import QuietLock
 from toto_compat.cell.trial import Trial
+from toto_compat.contract.demands import broken_demand
 from toto_compat.contract.request import CellProfile, CellRequest, Demand, SymbolSeries
 from toto_compat.contract.result import SuiteEvidence
 from toto_compat.contract.suites import Group, Suite
@@ -56,6 +57,19 @@ class Session:
             return None
         known = left["evidence"].get(suite.value)
         return SuiteEvidence.model_validate(known) if known is not None else None
+
+    def why_it_cannot_pass(self) -> str:
+        """Name the limit that an earlier process of this cell broke; '' while the cell can still PASS."""
+        evidence: dict[Suite, SuiteEvidence] = {}
+        for group in (Group.OBSERVE, Group.COMPARE):
+            try:
+                left = json.loads((self.work / f"{group.value}.json").read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            if left["changed"]:
+                return ""  # its figures will be taken back, and so break nothing
+            evidence |= {Suite(name): SuiteEvidence.model_validate(one) for name, one in left["evidence"].items()}
+        return broken_demand(self.demands, evidence)
 
     @property
     def cache_class(self) -> str:

@@ -252,3 +252,11 @@ def test_one_timed_forecast_without_a_figure_leaves_none_for_the_cell() -> None:
     figure = all_shapes([SpeedRuns(runs=runs)], cold_compile_s=COLD).figures["speedup"]
     assert figure.value is None
     assert "5 timed forecasts" in figure.missing
+
+
+def test_a_forecast_that_was_not_timed_is_told_with_its_reason() -> None:
+    runs = (run_of(100, 80, 120).model_copy(update={"shape": "mean"}),)
+    why = "32/16 samples not timed: recompiles is 22, limit <= 0, so that this cell cannot PASS"
+    evidence = all_shapes([SpeedRuns(runs=runs, left_out=why)], cold_compile_s=COLD)
+    assert evidence.skipped == why
+    assert evidence.figures["speedup"].value is not None

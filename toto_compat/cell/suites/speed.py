@@ -84,13 +84,24 @@ def conduct(session: Session, contestants: Sequence[Contestant]) -> SpeedRuns:
     introductions = [contestant.introduction() for contestant in contestants]
     patch_size = introductions[0].patch_size
     session.cache_class_elsewhere = introductions[-1].cache_class
-    timed = [time_shape(session, contestants, patch_size, shape) for shape in trial.workload.timed_shapes]
+    shapes, left_out = shapes_worth_timing(session)
+    timed = [time_shape(session, contestants, patch_size, shape) for shape in shapes]
     session.changed_elsewhere = tuple(dict.fromkeys(one for contestant in contestants for one in contestant.end()))
     runs = [
         run.model_copy(update={"timed_forecasts": worst_of_timed(trial, shape, forecasts, contests=len(timed))})
         for run, shape, forecasts in timed
     ]
-    return SpeedRuns(runs=tuple(runs), no_samples=session.no_samples)
+    return SpeedRuns(runs=tuple(runs), no_samples=session.no_samples, left_out=left_out)
+
+
+def shapes_worth_timing(session: Session) -> tuple[Sequence[TimedShape], str]:
+    """The forecasts to time, and why not all: a cell that cannot PASS is timed on the first, so that its row has a
+    figure, while the others would only compile it again (half of the minutes of a whole model on a CPU)."""
+    first, *others = session.trial.workload.timed_shapes
+    if not others or not (broken := session.why_it_cannot_pass()):
+        return (first, *others), ""
+    names = " and ".join(shape.name for shape in others)
+    return (first,), f"{names} not timed: {broken}, so that this cell cannot PASS"
 
 
 Timed = tuple[SpeedRun, TimedShape, list[TimedRound]]

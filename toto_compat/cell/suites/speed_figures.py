@@ -56,6 +56,7 @@ class SpeedRuns(StrictModel):
 
     runs: tuple[SpeedRun, ...]
     no_samples: str = ""  # what torch says where upstream eager cannot draw: means are timed instead
+    left_out: str = ""  # which forecasts were not timed in a cell that cannot PASS, and why
 
 
 def unfair_turns(timings: Mapping[str, Sequence[float]], used: Sequence[float], *, threads: int) -> tuple[str, ...]:
@@ -115,7 +116,8 @@ def all_shapes(
     }
     if told := next((process.no_samples for process in processes if process.no_samples), ""):
         details["samples"] = f"not timed, upstream eager cannot draw here: {told}"
-    return worst.model_copy(update={"figures": figures, "details": details})
+    left_out = next((process.left_out for process in processes if process.left_out), "")
+    return worst.model_copy(update={"figures": figures, "details": details, "skipped": left_out})
 
 
 def _gain(speedup: Figure) -> float:
