@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -329,6 +330,8 @@ def shape_figures(name: str, found: Found) -> list[BenchFigure]:
 )
 def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...]) -> None:
     """Measure fixed_size against the other caches."""
+    # else a contest would go on alone, and disturb whatever is measured next
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = only or (*CONTESTS, *SHAPES, "guard", "host")
     figures: list[BenchFigure] = []
     with tempfile.TemporaryDirectory(prefix="toto-bench-") as folder:
