@@ -26,6 +26,7 @@ FLOW = (
     "logs",
     "verdict",
     "report",
+    "fleet",
     "production",
     "repro",
     "bench",

@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Show a run: table, page, JSON, verdict, lines for an env file.",
     ),
     "diff": ("toto_compat.report.command:diff_command", "Compare two runs: better, worse, newly missing."),
+    "merge": ("toto_compat.fleet.merge:merge_command", "Merge runs of several machines into one and judge it."),
     "analyze": ("toto_compat.production.analyze:analyze_command", "Read production logs for compiler events."),
     "toggle": ("toto_compat.production.toggle:toggle_command", "Switch compile on or off for the service."),
     "lint-env": ("toto_compat.production.lint_env:lint_env_command", "Find variables that do not do what they say."),
