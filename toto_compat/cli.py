@@ -49,6 +49,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "toto_compat.false_alarms:false_alarms_command",
         "Try what is right under many seeds: no gate may fail it.",
     ),
+    "reference": (
+        "toto_compat.reference.command:reference_command",
+        "Make the committed reference results and what README shows of them.",
+    ),
     "prune": ("toto_compat.runtimes.prune:prune_command", "Remove virtualenvs that no environment needs any more."),
 }
 
