@@ -10,7 +10,10 @@ from toto_compat.contract.files import utc_now
 from toto_compat.errors import InputError
 from toto_compat.evidence.store import MergedRun, Run, RunInfo, StoredCell
 
-RULE = "a cell that ran before one that could not be run, then the one that ran last"
+RULE = (
+    "one that ran before one that could not be run, one that was measured before one that was only compiled for CUDA, "
+    "then the one that ran last"
+)
 # Limits of gates and what counts as production: two runs that differ in these have no verdict in common.
 _JUDGED_BY = ("profile", "gates", "production_profile", "production_workloads")
 # Parts of matrix.yaml that travel in a cell's request, with what they are called there.
@@ -78,6 +81,13 @@ def _preferred(there: Run, other: StoredCell, run: Run, cell: StoredCell, confli
         taken = run if other.could_not_run else there
         left = there if other.could_not_run else run
         return other.could_not_run, f"taken from {taken.info.name}: it could not be run in {left.info.name}"
+    if other.request.lower_only is not cell.request.lower_only:
+        taken = run if other.request.lower_only else there
+        left = there if other.request.lower_only else run
+        return (
+            other.request.lower_only,
+            f"taken from {taken.info.name}: it was only compiled for CUDA in {left.info.name}",
+        )
     if other.stored == cell.stored:
         raise InputError(
             f"{cell.cell}: {names} have different results of it, both stored at {cell.stored or 'no known time'}",
