@@ -1,7 +1,7 @@
 """What differs between torch releases as far as a compiled Toto notices it: a page of the docs site.
 
-Names come from `contract/torch_releases.py`, source lines from `release_hint.py`. The wording of messages stands here as
-the lines that releases print, and a test holds each of them against the grammar in `contract/torch_messages.py`.
+Names come from `contract/torch_releases.py`, source lines from `release_hint.py`. The wording of messages stands here
+as the lines that releases print, and a test holds each of them against the grammar in `contract/torch_messages.py`.
 """
 
 from collections.abc import Iterator

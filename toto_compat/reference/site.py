@@ -22,8 +22,8 @@ def reference_page(folder: Path) -> str:
     lines = [
         "# Reference results",
         "",
-        "These runs are committed with the project; `nox -s reference` makes them and this page. Every cell carries where",
-        "its evidence comes from. [How to read the table](reading-the-table.md) says what the words mean.",
+        "These runs are committed with the project; `nox -s reference` makes them and this page. Every cell carries",
+        "where its evidence comes from. [How to read the table](reading-the-table.md) says what the words mean.",
     ]
     for name in reference_runs(folder):
         lines += ["", *_section(folder, name)]
