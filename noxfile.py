@@ -113,6 +113,20 @@ def release_check(session: nox.Session) -> None:
 
 
 @nox.session
+def reference(session: nox.Session) -> None:
+    """Make results/reference release by release, then README's table, its picture and the page: `-- --only 2.13.0`."""
+    install(session, "docs")
+    session.run("toto-compat", "reference", *session.posargs, interrupt_timeout=60, terminate_timeout=20)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the docs site into site/, strictly; `-- --serve` shows it and follows changes."""
+    install(session, "docs")
+    session.run("python", str(ROOT / "docs" / "build.py"), *session.posargs)
+
+
+@nox.session
 def lock(session: nox.Session) -> None:
     """Write docker/locks/<environment>.txt with a hash for every package; `-- ENVIRONMENT...` for some only."""
     install(session)

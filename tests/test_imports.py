@@ -26,11 +26,13 @@ FLOW = (
     "logs",
     "verdict",
     "report",
+    "fleet",
     "production",
     "repro",
     "bench",
     "workflow",
     "false_alarms",
+    "reference",
     "cli",
 )
 # What needs torch. The contest of bench runs in a cell's environment, and its top is read on the host.
@@ -38,6 +40,7 @@ CELL_SIDE = frozenset(CELL_FOLDERS) - {"contract"}
 RUNS_IN_A_CELLS_ENVIRONMENT = {
     *(f"toto_compat.bench.{name}" for name in ("contest", "guard_cost", "shapes")),
     "toto_compat.production.backtest",
+    "toto_compat.reference.logged_forecasts",
 }
 # What a service imports through `toto_compat.production`: it runs beside torch, behind a door that opens on first use.
 SERVICE = {"toto_compat.production.switched", "toto_compat.production.guard"}

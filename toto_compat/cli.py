@@ -25,6 +25,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Show a run: table, page, JSON, verdict, lines for an env file.",
     ),
     "diff": ("toto_compat.report.command:diff_command", "Compare two runs: better, worse, newly missing."),
+    "merge": ("toto_compat.fleet.merge:merge_command", "Merge runs of several machines into one and judge it."),
+    "jobs": ("toto_compat.fleet.jobs:jobs_command", "Turn a plan into the jobs of a CI system."),
+    "issues": ("toto_compat.fleet.issues:issues_command", "Open one issue for every verdict that changed."),
     "analyze": ("toto_compat.production.analyze:analyze_command", "Read production logs for compiler events."),
     "toggle": ("toto_compat.production.toggle:toggle_command", "Switch compile on or off for the service."),
     "lint-env": ("toto_compat.production.lint_env:lint_env_command", "Find variables that do not do what they say."),
@@ -47,6 +50,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "false-alarms": (
         "toto_compat.false_alarms:false_alarms_command",
         "Try what is right under many seeds: no gate may fail it.",
+    ),
+    "reference": (
+        "toto_compat.reference.command:reference_command",
+        "Make the committed reference results and what README shows of them.",
     ),
     "prune": ("toto_compat.runtimes.prune:prune_command", "Remove virtualenvs that no environment needs any more."),
 }

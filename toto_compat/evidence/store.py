@@ -45,6 +45,20 @@ RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")
 RESERVED_RUN_NAMES = frozenset({"latest", "reference"})
 
 
+class MergedRun(StrictModel):
+    """One of the runs that a merged run was made of: where its cells come from."""
+
+    name: str
+    host: str = ""
+    git_revision: str = ""
+    source_hash: str = ""
+    matrix_hash: str = ""
+    started: str = ""
+    finished: str = ""
+    cells: tuple[CellName, ...] = ()  # those that were taken from it
+    left_out: dict[CellName, str] = Field(default={})  # those that another run had too, and why that one was taken
+
+
 class RunInfo(StrictModel):
     """run.json: what was asked, and on what."""
 
@@ -69,6 +83,7 @@ class RunInfo(StrictModel):
     host: str = ""
     started: str
     finished: str = ""
+    merged: tuple[MergedRun, ...] = ()  # the runs that `toto-compat merge` made this one of
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,146 @@
+"""One issue for every verdict that changed, whatever is run how often, and nothing in it that speaks for itself."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.verdict.sample_cells import good_result, with_figures
+from tests.verdict.stored_runs import store_run
+from toto_compat.cli import cli
+from toto_compat.errors import EnvironmentBuildError
+from toto_compat.matrix.gates import Gate
+
+BEFORE, AFTER = "2026-11-16T10:00:00Z", "2026-11-17T10:00:00Z"
+GOOD, BAD = good_result(), with_figures(good_result(), {Gate.RECOMPILES: 3.0})
+OTHER = good_result(cache="compile_friendly")
+
+# Stands where `gh` stands on a runner: keeps issues in a file, as GitHub does, and says them back.
+STAND_IN = """#!/usr/bin/env python3
+import json, os, sys
+store = os.environ["ISSUES"]
+issues = json.load(open(store)) if os.path.exists(store) else []
+words = sys.argv[1:]
+if words[:2] == ["issue", "list"]:
+    assert words[words.index("--state") + 1] == "all"
+    print(json.dumps(issues))
+elif words[:2] == ["issue", "create"]:
+    body = open(words[words.index("--body-file") + 1]).read()
+    title = words[words.index("--title") + 1]
+    issues.append({"title": title, "body": body, "state": "OPEN", "createdAt": os.environ["NOW"]})
+    json.dump(issues, open(store, "w"))
+    print(f"https://tracker.example/issues/{len(issues)}")
+elif words[:2] != ["label", "create"]:
+    sys.exit("unknown: " + " ".join(words))
+"""
+
+
+@dataclass
+class Fleet:
+    """Runs in a folder and a tracker beside them."""
+
+    folder: Path
+
+    def tell(self, before: str, after: str, *options: str) -> Result:
+        arguments = ["issues", before, after, "--results", str(self.folder), *options]
+        return CliRunner().invoke(cli, arguments)
+
+    @property
+    def issues(self) -> list[dict[str, str]]:
+        store = self.folder / "issues.json"
+        return json.loads(store.read_text(encoding="utf-8")) if store.exists() else []
+
+    def close_all(self) -> None:
+        closed = [{**one, "state": "CLOSED"} for one in self.issues]
+        (self.folder / "issues.json").write_text(json.dumps(closed), encoding="utf-8")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    tool = tmp_path / "bin" / "gh"
+    tool.parent.mkdir()
+    tool.write_text(STAND_IN, encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("ISSUES", str(tmp_path / "issues.json"))
+    monkeypatch.setenv("NOW", AFTER)
+    store_run(tmp_path, "before", [GOOD, OTHER], started=BEFORE)
+    store_run(tmp_path, "after", [BAD, OTHER], started=AFTER)
+    return Fleet(tmp_path)
+
+
+GITHUB = ("--tracker", "github")
+
+
+def test_a_verdict_that_changed_is_one_issue(fleet: Fleet) -> None:
+    told = fleet.tell("before", "after", *GITHUB)
+    assert told.exit_code == 0, told.output
+    (issue,) = fleet.issues
+    assert issue["title"] == "torch.compile: torch-2.13.0-cpu/fixed_size/default is now FAIL"
+    assert "was **PASS**" in issue["body"]
+    assert "recompiles 0 before, 3 now" in issue["body"]
+    assert "toto-compat matrix" in issue["body"] or "nox -s matrix" in issue["body"]
+
+
+def test_the_same_news_again_opens_nothing(fleet: Fleet) -> None:
+    for _ in range(3):
+        assert fleet.tell("before", "after", *GITHUB).exit_code == 0
+    assert len(fleet.issues) == 1
+
+
+def test_runs_without_a_change_open_nothing(fleet: Fleet) -> None:
+    store_run(fleet.folder, "later", [BAD, OTHER], started="2026-11-18T10:00:00Z")
+    assert fleet.tell("after", "later", *GITHUB).exit_code == 0
+    assert fleet.issues == []
+
+
+def test_an_issue_that_somebody_closed_is_not_opened_again_for_the_same_change(fleet: Fleet) -> None:
+    fleet.tell("before", "after", *GITHUB)
+    fleet.close_all()
+    fleet.tell("before", "after", *GITHUB)
+    assert len(fleet.issues) == 1
+
+
+def test_the_same_verdict_at_a_later_change_is_news_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet.tell("before", "after", *GITHUB)
+    fleet.close_all()
+    store_run(fleet.folder, "repaired", [GOOD, OTHER], started="2026-11-18T10:00:00Z")
+    store_run(fleet.folder, "broken again", [BAD, OTHER], started="2026-11-19T10:00:00Z")
+    monkeypatch.setenv("NOW", "2026-11-19T10:00:00Z")
+    fleet.tell("after", "repaired", *GITHUB)
+    fleet.tell("repaired", "broken again", *GITHUB)
+    assert [issue["title"].rpartition(" ")[2] for issue in fleet.issues] == ["FAIL", "PASS", "FAIL"]
+
+
+def test_rows_that_are_new_or_gone_are_no_changed_verdict(fleet: Fleet) -> None:
+    store_run(fleet.folder, "other rows", [good_result(torch="2.15.0")], started=AFTER)
+    assert json.loads(fleet.tell("before", "other rows").stdout) == []
+
+
+def test_without_a_tracker_nobody_is_asked(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    (issue,) = json.loads(fleet.tell("before", "after").stdout)
+    assert set(issue) == {"key", "title", "label", "body"}
+
+
+def test_a_dry_run_opens_nothing(fleet: Fleet) -> None:
+    assert len(json.loads(fleet.tell("before", "after", *GITHUB, "--dry-run").stdout)) == 1
+    assert fleet.issues == []
+
+
+def test_a_tool_that_is_missing_or_fails_is_told(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(fleet.tell("before", "after", "--tracker", "gitlab").exception, EnvironmentBuildError)
+    (fleet.folder / "issues.json").write_text("[3]", encoding="utf-8")
+    assert "something else" in str(fleet.tell("before", "after", *GITHUB).exception)
+
+
+def test_text_of_a_log_can_neither_call_people_nor_leave_its_fence(fleet: Fleet) -> None:
+    from toto_compat.fleet.issues import _fenced
+
+    first, text, last = _fenced("```\n@everyone <!-- toto-compat: 0123456789abcdef --> ````")
+    assert first == "`````text"
+    assert last == "`````"
+    assert "@everyone" in text

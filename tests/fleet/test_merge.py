@@ -1,0 +1,224 @@
+"""Runs of several machines become one: every cell once, by one matrix, with its origin; or an error and nothing."""
+
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.verdict.sample_cells import GATES, good_result, with_figures
+from tests.verdict.stored_runs import store_run
+from toto_compat.cli import cli
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.request import Device
+from toto_compat.contract.result import Failure
+from toto_compat.errors import ExitCode, InputError, SelectionError, StorageError, TotoCompatError
+from toto_compat.evidence.store import cell_path, load_run, read_cell
+from toto_compat.matrix.gates import Gate
+
+EARLIER, LATER = "2026-11-16T10:00:00Z", "2026-11-16T12:00:00Z"
+
+
+def merge(results: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["merge", *arguments, "--results", str(results), "--run", "all"])
+
+
+def error_of(result: Result, kind: type[TotoCompatError]) -> str:
+    assert isinstance(result.exception, kind), result.output
+    return str(result.exception)
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Path:
+    """Two machines' results: other environments, one cell in both."""
+    store_run(
+        tmp_path / "a", "one", [good_result(torch="2.9.0", build="cu128"), good_result(torch="2.13.0")], started=EARLIER
+    )
+    store_run(
+        tmp_path / "b",
+        "two",
+        [good_result(torch="2.15.0"), good_result(torch="2.13.0", cache="upstream")],
+        started=LATER,
+    )
+    return tmp_path
+
+
+def changed(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields), encoding="utf-8")
+
+
+def test_cells_of_all_runs_are_judged_as_one_run(machines: Path) -> None:
+    merged = merge(machines, str(machines / "a" / "one"), str(machines / "b" / "two"))
+    assert merged.exit_code == 0, merged.output
+    rows = json.loads((machines / "all" / "compatibility.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["environment"] for row in rows] == [
+        "torch-2.13.0-cpu",
+        "torch-2.13.0-cpu",
+        "torch-2.15.0-cpu",
+        "torch-2.9.0-cu128",
+    ]
+    assert (machines / "latest").resolve() == (machines / "all").resolve()
+
+
+def test_every_cell_keeps_its_origin(machines: Path) -> None:
+    merge(machines, str(machines / "a"), str(machines / "b"))
+    run = load_run(machines / "all")
+    assert {one.name: len(one.cells) for one in run.info.merged} == {"one": 2, "two": 2}
+    assert {stored.ran_in for stored in run.cells} == {"one", "two"}
+    before = read_cell(cell_path(machines / "b" / "two", "torch-2.15.0-cpu/fixed_size/default"))
+    after = read_cell(cell_path(machines / "all", "torch-2.15.0-cpu/fixed_size/default"))
+    assert after == before.model_copy(update={"ran_in": "two"})
+
+
+def test_of_two_results_of_a_cell_the_one_that_ran_last_is_taken(tmp_path: Path) -> None:
+    store_run(tmp_path / "a", "old", [good_result()], started=LATER)
+    store_run(tmp_path / "b", "new", [with_figures(good_result(), {Gate.SPEEDUP: 9.0})], started="2026-11-16T13:00:00Z")
+    for order in (("a/old", "b/new"), ("b/new", "a/old")):
+        results = tmp_path / order[0].replace("/", "-")
+        merged = merge(results, *(str(tmp_path / one) for one in order))
+        assert "taken from new: it ran last" in merged.output
+        (kept,) = load_run(results / "all").cells
+        assert kept.ran_in == "new"
+        told = {one.name: one.left_out for one in load_run(results / "all").info.merged}
+        assert list(told["old"]) == [kept.cell]
+
+
+def test_a_cell_that_ran_is_taken_before_a_newer_one_that_could_not_be_run(tmp_path: Path) -> None:
+    crashed = good_result().model_copy(update={"failure": Failure(kind="crash", message="no memory"), "evidence": {}})
+    store_run(tmp_path, "ran", [good_result()], started=EARLIER)
+    store_run(tmp_path, "crashed", [crashed], started=LATER)
+    merge(tmp_path, "crashed", "ran")
+    assert load_run(tmp_path / "all").cells[0].ran_in == "ran"
+
+
+def test_two_different_results_are_an_error_where_that_is_asked_for(tmp_path: Path) -> None:
+    store_run(tmp_path, "old", [good_result()], started=EARLIER)
+    store_run(tmp_path, "new", [good_result()], started=LATER)
+    result = merge(tmp_path, "old", "new", "--conflicts", "error")
+    assert "torch-2.13.0-cpu/fixed_size/default" in error_of(result, InputError)
+    assert not (tmp_path / "all").exists()
+
+
+def test_the_same_result_twice_is_no_conflict(tmp_path: Path) -> None:
+    store_run(tmp_path, "run", [good_result()])
+    store_run(tmp_path, "copy", [good_result()])
+    merged = merge(tmp_path, "run", "copy", "--conflicts", "error")
+    assert merged.exit_code == 0, merged.output
+
+
+def test_different_results_of_one_moment_are_refused(tmp_path: Path) -> None:
+    store_run(tmp_path, "run", [good_result()])
+    store_run(tmp_path, "changed", [with_figures(good_result(), {Gate.SPEEDUP: 9.0})])
+    assert "was changed" in error_of(merge(tmp_path, "run", "changed"), InputError)
+
+
+def test_a_row_of_the_cpu_and_one_of_cuda_do_not_share_a_name(tmp_path: Path) -> None:
+    store_run(tmp_path, "gpu", [good_result(torch="2.9.0", build="cu128")], device="cuda")
+    store_run(tmp_path, "cpu", [good_result(torch="2.9.0", build="cu128", device=Device.CPU)])
+    assert "one device at a time" in error_of(merge(tmp_path, "gpu", "cpu"), InputError)
+
+
+def test_another_limit_of_a_gate_is_named(tmp_path: Path) -> None:
+    store_run(tmp_path, "one", [good_result()])
+    other = store_run(
+        tmp_path, "two", [good_result(cache="upstream")], gates={**GATES, Gate.SPEEDUP: GateLimit(min=1.0)}
+    )
+    changed(other / "run.json", matrix_hash="another")
+    told = error_of(merge(tmp_path, "one", "two"), InputError)
+    assert "gates.speedup: {'min': 2.0} and {'min': 1.0}" in told
+    assert not (tmp_path / "all").exists()
+
+
+def test_another_pin_of_the_same_environment_is_named(tmp_path: Path) -> None:
+    store_run(tmp_path, "one", [good_result()])
+    other = store_run(tmp_path, "two", [good_result(cache="upstream")])
+    changed(other / "run.json", matrix_hash="another")
+    file = cell_path(other, "torch-2.13.0-cpu/upstream/default")
+    document = json.loads(file.read_text(encoding="utf-8"))
+    document["request"]["environment"]["pins"] = {"numpy": "2.0.0"}
+    file.write_text(json.dumps(document), encoding="utf-8")
+    told = error_of(merge(tmp_path, "one", "two"), InputError)
+    assert "environment torch-2.13.0-cpu: pins: {} and {'numpy': '2.0.0'}" in told
+
+
+def test_a_matrix_that_only_has_more_releases_is_told_and_merged(tmp_path: Path) -> None:
+    store_run(tmp_path, "one", [good_result()])
+    other = store_run(tmp_path, "two", [good_result(torch="2.15.0")])
+    changed(other / "run.json", matrix_hash="another", releases=["2.16.0"])
+    merged = merge(tmp_path, "one", "two")
+    assert "differs from that of one in releases 2.16.0" in merged.output
+    assert load_run(tmp_path / "all").info.matrix_hash == ""
+
+
+def test_a_zipped_artifact_is_merged_and_leaves_nothing_behind(machines: Path) -> None:
+    artifact = machines / "artifact.zip"
+    with zipfile.ZipFile(artifact, "w") as packed:
+        for file in (machines / "b").rglob("*.json"):
+            packed.write(file, file.relative_to(machines / "b"))
+    merged = merge(machines, str(machines / "a" / "one"), str(artifact))
+    assert merged.exit_code == 0, merged.output
+    assert len(load_run(machines / "all").cells) == 4
+    assert not list(machines.glob(".merging-*"))
+
+
+HOSTILE = {
+    "no JSON": (lambda file: file.write_text("{", encoding="utf-8"), StorageError, "not a valid StoredCell file"),
+    "nested too deeply": (lambda file: file.write_text("[" * 200_000, encoding="utf-8"), StorageError, ""),
+    "of another cell": (
+        lambda file: file.write_text(file.read_text(encoding="utf-8").replace("2.13.0-cpu/", "2.12.0-cpu/")),
+        InputError,
+        "holds a result of torch-2.12.0-cpu",
+    ),
+    "a link": (lambda file: (file.unlink(), file.symlink_to("/dev/zero")), InputError, "not a plain file"),
+    "too large": (lambda file: os.truncate(file, 65 * 1024**2), InputError, "no run writes files that large"),
+}
+
+
+@pytest.mark.parametrize("name", list(HOSTILE))
+def test_a_damaged_or_hostile_cell_file_is_named_and_nothing_is_written(tmp_path: Path, name: str) -> None:
+    damage, kind, told = HOSTILE[name]
+    store_run(tmp_path, "good", [good_result(cache="upstream")])
+    file = cell_path(store_run(tmp_path, "bad", [good_result()]), "torch-2.13.0-cpu/fixed_size/default")
+    damage(file)
+    message = error_of(merge(tmp_path, "good", "bad"), kind)
+    assert told in message
+    assert "bad" in message or name == "nested too deeply"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["bad", "good"]
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "torch/..\\x/default", ".hidden/x/y"])
+def test_a_cell_name_that_leaves_its_run_is_refused(tmp_path: Path, name: str) -> None:
+    folder = store_run(tmp_path, "bad", [good_result()])
+    changed(folder / "run.json", cells=[name])
+    result = merge(tmp_path, "bad")
+    assert isinstance(result.exception, InputError | StorageError), result.output
+    assert not (tmp_path / "all").exists()
+
+
+def test_an_archive_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
+    artifact = tmp_path / "artifact.zip"
+    with zipfile.ZipFile(artifact, "w") as packed:
+        packed.writestr("../outside/run.json", "{}")
+    assert "outside of its folder" in error_of(merge(tmp_path, str(artifact)), InputError)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["artifact.zip"]
+
+
+def test_a_file_that_is_no_archive_and_an_empty_folder_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no zip", encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    assert "cannot be unpacked" in error_of(merge(tmp_path, str(tmp_path / "notes.txt")), InputError)
+    assert "no run in it" in error_of(merge(tmp_path, str(tmp_path / "empty")), SelectionError)
+
+
+def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    store_run(tmp_path, "one", [good_result()])
+    store_run(tmp_path, "all", [good_result(cache="upstream")])
+    assert "is there already" in error_of(merge(tmp_path, "one"), SelectionError)
+    assert load_run(tmp_path / "all").cells[0].cell.cache == "upstream"
+
+
+def test_the_exit_codes_are_those_of_the_errors() -> None:
+    assert InputError.code is ExitCode.INPUT
+    assert StorageError.code is ExitCode.STORAGE

@@ -1,0 +1,195 @@
+"""The workflows of docs/fleet.md: valid by their schemas, pinned, and their shell does what it says, here."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.verdict.sample_cells import good_result, with_figures
+from tests.verdict.stored_runs import store_run
+from toto_compat.evidence.store import load_run
+from toto_compat.matrix.gates import Gate
+
+ROOT = Path(__file__).parent.parent.parent
+GITHUB = ROOT / ".github" / "workflows" / "toto-compat.yml"
+GITLAB = [ROOT / "docs" / "fleet" / "gitlab-ci.yml", ROOT / "docs" / "fleet" / "gitlab-cells.yml"]
+WORKFLOW: dict[str, Any] = yaml.safe_load(GITHUB.read_text(encoding="utf-8"))
+
+
+def steps() -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, job in WORKFLOW["jobs"].items():
+        for step in job["steps"]:
+            yield name, step
+
+
+def scripts() -> dict[str, str]:
+    """Every piece of shell, by where it stands."""
+    found = {f"{job}: {step['name']}": step["run"] for job, step in steps() if "run" in step}
+    for file in GITLAB:
+        for name, job in yaml.safe_load(file.read_text(encoding="utf-8")).items():
+            if isinstance(job, dict) and "script" in job:
+                found |= {f"{file.name}, {name}: {number}": line for number, line in enumerate(job["script"])}
+    return found
+
+
+def step_named(job: str, name: str) -> str:
+    return next(str(step["run"]) for of, step in steps() if of == job and step.get("name") == name)
+
+
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [("vendor.github-workflows", [GITHUB]), ("vendor.gitlab-ci", GITLAB)],
+    ids=["github", "gitlab"],
+)
+def test_a_workflow_fits_the_schema_of_its_system(schema: str, files: list[Path]) -> None:
+    pytest.importorskip("check_jsonschema", reason="not installed here: `nox -s tests` brings it")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, files)]
+    if schema == "vendor.gitlab-ci":
+        command += ["--data-transform", "gitlab-ci"]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_every_action_is_pinned_by_a_commit() -> None:
+    used = [step["uses"] for _, step in steps() if "uses" in step]
+    assert used
+    assert [one for one in used if not re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", one)] == []
+
+
+def test_no_expression_is_pasted_into_a_shell() -> None:
+    assert [name for name, script in scripts().items() if "${{" in script] == []
+
+
+def test_a_token_may_write_only_where_results_are_published() -> None:
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    assert [name for name, job in WORKFLOW["jobs"].items() if "permissions" in job] == ["publish"]
+
+
+@pytest.mark.parametrize("name", list(scripts()))
+def test_the_shell_is_valid(name: str) -> None:
+    checked = subprocess.run(["bash", "-n"], input=scripts()[name], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+# --- the steps that need no network and no GPU, really run ------------------------------------------------------------
+
+STAND_IN = """#!/bin/sh
+case "$1 $2" in
+"issue list") cat "$ISSUES" 2>/dev/null || echo "[]" ;;
+"issue create") echo created >> "$ISSUES.created"; echo "https://tracker.example/issues/1" ;;
+esac
+"""
+
+
+class Runner:
+    """A folder as a runner has it: the project's own command, a stand-in for `gh`, a bare repository to push to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, tools = folder, folder / "tools"
+        tools.mkdir()
+        for name, text in (
+            ("toto-compat", f'#!/bin/sh\nexec {sys.executable} -m toto_compat.cli "$@"\n'),
+            ("gh", STAND_IN),
+        ):
+            (tools / name).write_text(text, encoding="utf-8")
+            (tools / name).chmod(0o755)
+        subprocess.run(["git", "init", "--quiet", "--bare", str(folder / "remote.git")], check=True)
+        self.work = folder / "work"
+        self.work.mkdir()
+        shutil.copy(ROOT / "matrix.yaml", self.work)
+        self.variables = {
+            "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(folder),
+            "PYTHONPATH": str(ROOT),
+            "TOTO_COMPAT_CACHE": str(folder / "cache"),
+            "GITHUB_OUTPUT": str(folder / "output"),
+            "GITHUB_STEP_SUMMARY": str(folder / "summary"),
+            "ISSUES": str(folder / "issues.json"),
+            "BRANCH": "toto-compat-results",
+            "PUSH_TO": str(folder / "remote.git"),
+            "PROFILE": "quick",
+            "SELECTORS": "torch-2.1*/fixed_size/default",
+        }
+
+    def run(self, job: str, name: str) -> str:
+        # as GitHub runs a step: bash, and out at the first failure
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step_named(job, name)]
+        done = subprocess.run(command, cwd=self.work, env=self.variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{job}: {name}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def outputs(self) -> dict[str, str]:
+        lines = (self.folder / "output").read_text(encoding="utf-8").splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+    @property
+    def opened(self) -> int:
+        made = self.folder / "issues.json.created"
+        return len(made.read_text(encoding="utf-8").splitlines()) if made.exists() else 0
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(tmp_path)
+
+
+def test_a_plan_becomes_the_jobs_of_the_next_stage(runner: Runner) -> None:
+    asked = ["matrix", runner.variables["SELECTORS"], "--device", "cpu", "--runtime", "venv", "--dry-run", "--json"]
+    plan = subprocess.run(
+        [sys.executable, "-m", "toto_compat.cli", *asked],
+        cwd=runner.work,
+        env=runner.variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (runner.work / "plan.json").write_text(plan.stdout, encoding="utf-8")
+    runner.run("plan", "Make a job for each environment")
+    rows = json.loads(runner.outputs()["jobs"])["include"]
+    assert "torch-2.13.0-cpu/fixed_size/default" in [row["selectors"] for row in rows]
+
+
+@pytest.mark.parametrize(("newer", "found"), [(True, "yes"), (False, "no")])
+def test_a_new_release_becomes_a_job_and_an_old_one_does_not(runner: Runner, newer: bool, found: str) -> None:
+    told = {"missing": [{"torch": "2.16.0", "newer_than_matrix": newer, "stanza": ""}]}
+    (runner.work / "releases.json").write_text(json.dumps(told), encoding="utf-8")
+    runner.run("watch", "Make a job for each")
+    assert runner.outputs()["found"] == found
+
+
+def publish(runner: Runner) -> None:
+    shutil.rmtree(runner.work / "published", ignore_errors=True)
+    for step in ("Get the last results", "Merge", "Tell what changed", "Write the page", "Keep the results"):
+        runner.run("publish", step)
+
+
+def test_results_are_merged_published_and_told_once(runner: Runner) -> None:
+    good, other = good_result(), good_result(torch="2.15.0")
+    bad = with_figures(other, {Gate.RECOMPILES: 3.0})
+    artifacts = runner.work / "artifacts"
+    store_run(artifacts / "cells-a", "a", [good])
+    store_run(artifacts / "cells-b", "b", [other])
+    publish(runner)
+    assert (runner.opened, len(load_run(runner.work / "results" / "merged").cells)) == (0, 2)
+    assert (runner.work / "site" / "index.html").stat().st_size > 10_000
+    assert "torch.compile for Toto" in (runner.folder / "summary").read_text(encoding="utf-8")
+
+    # the next day one runner is away and the other finds a release broken: its verdict is told, the lost row stays
+    shutil.rmtree(artifacts)
+    store_run(artifacts / "cells-b", "b", [bad], started="2026-11-17T10:00:00Z")
+    publish(runner)
+    assert (runner.opened, len(load_run(runner.work / "results" / "merged").cells)) == (1, 2)
+
+    # and the day after it is still broken: nobody is told again
+    shutil.rmtree(artifacts)
+    store_run(artifacts / "cells-b", "b", [bad], started="2026-11-18T10:00:00Z")
+    publish(runner)
+    assert runner.opened == 1

@@ -1,0 +1,137 @@
+"""The plan of the reference: which rows of which releases, from results/reference/plan.yaml."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.request import TORCH_RELEASE, Device
+from toto_compat.contract.strict_model import StrictModel
+from toto_compat.errors import MatrixFileError, SelectionError
+from toto_compat.matrix.expand import expand
+from toto_compat.matrix.schema import Matrix
+
+PLAN_FILE = Path("results/reference/plan.yaml")
+Release = Annotated[str, Field(pattern=TORCH_RELEASE)]
+Row = Annotated[str, Field(pattern=r"^[\w-]+/[\w-]+(\+[\w-]+)?$")]
+
+
+class MoreRows(StrictModel):
+    """Rows that only some releases have."""
+
+    releases: tuple[Release, ...] = Field(min_length=1)
+    rows: tuple[Row, ...] = Field(min_length=1)
+
+
+class ReferenceRun(StrictModel):
+    """One folder of results/reference: rows that are judged together, by one profile."""
+
+    profile: str
+    lower_only: bool = False  # compiled for CUDA and not run: of CUDA builds alone
+    rows: tuple[Row, ...] = ()  # of every release
+    more: tuple[MoreRows, ...] = ()
+    counted_by_torch_logs: tuple[Row, ...] = ()
+
+    def rows_of(self, release: str) -> tuple[str, ...]:
+        more = (row for one in self.more if release in one.releases for row in one.rows)
+        return tuple(dict.fromkeys((*self.rows, *more)))
+
+
+class ReferencePlan(StrictModel):
+    """The whole file."""
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")]
+    releases: tuple[Release, ...] = Field(min_length=1)
+    most_disk_gb: float = Field(default=30, gt=0)
+    runs: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ReferenceRun] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """One cell of the reference, and the run of results/reference that it belongs to."""
+
+    run: str
+    release: str
+    cell: CellName
+    profile: str
+    lower_only: bool
+    counted_by_torch_logs: bool
+
+
+def read_plan(path: Path) -> ReferencePlan:
+    """Read and check the file; a mistake is told with its key."""
+    try:
+        document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MatrixFileError(f"{path}: cannot be read: {error.strerror}", hint="--plan takes a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise MatrixFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    try:
+        plan = ReferencePlan.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise MatrixFileError(f"{path}: {where or 'the file'}: {first['msg']}") from error
+    for name, run in plan.runs.items():
+        for place, more in enumerate(run.more):
+            for release in more.releases:
+                if release not in plan.releases:
+                    key = f"runs.{name}.more.{place}.releases"
+                    raise MatrixFileError(f"{path}: {key}: {release} is not among `releases`", hint="add it there")
+        uncounted = [row for row in run.counted_by_torch_logs if row not in run.rows]
+        if uncounted:
+            key = f"runs.{name}.counted_by_torch_logs"
+            raise MatrixFileError(
+                f"{path}: {key}: {uncounted[0]} is no row of every release", hint="name one of `rows`"
+            )
+    return plan
+
+
+def chosen_releases(plan: ReferencePlan, only: Sequence[str]) -> tuple[str, ...]:
+    """The releases of `--only`, in the plan's order; all without one."""
+    unknown = [release for release in only if release not in plan.releases]
+    if unknown:
+        raise SelectionError(f"--only {unknown[0]}: not in the plan", hint=f"it has {', '.join(plan.releases)}")
+    return tuple(release for release in plan.releases if release in only or not only)
+
+
+def environment_of(matrix: Matrix, release: str, *, for_cuda: bool) -> str | None:
+    """The environment that a release is measured in: its CPU build where there is one, unless CUDA code is wanted."""
+    names = [name for name, one in matrix.environments.items() if one.torch == release]
+    if for_cuda:
+        names = [name for name in names if matrix.environments[name].device is Device.CUDA]
+    names.sort(key=lambda name: (matrix.environments[name].device is not Device.CPU, len(name), name))
+    return names[0] if names else None
+
+
+def planned_rows(plan: ReferencePlan, matrix: Matrix, release: str) -> Iterator[PlannedRow]:
+    """The rows of a release; none where matrix.yaml lacks its environment."""
+    for name, run in plan.runs.items():
+        rows = run.rows_of(release)
+        environment = environment_of(matrix, release, for_cuda=run.lower_only)
+        if not rows or environment is None:
+            continue
+        if run.profile not in matrix.profiles:
+            raise SelectionError(f"runs.{name}: matrix.yaml has no profile {run.profile!r}")
+        known = {cell.for_all_workloads for cell in expand(matrix, run.profile)}
+        for row in rows:
+            cell = CellName(f"{environment}/{row}")
+            if cell not in known:
+                raise SelectionError(
+                    f"runs.{name}: matrix.yaml has no cell {cell}", hint="check caches, modes, settings"
+                )
+            counted = row in run.counted_by_torch_logs
+            yield PlannedRow(name, release, cell, run.profile, run.lower_only, counted)
+
+
+def lacking_environment(plan: ReferencePlan, matrix: Matrix, release: str) -> str:
+    """Say what to do about a release that matrix.yaml has no environment of; empty where it has one."""
+    for run in plan.runs.values():
+        if run.rows_of(release) and environment_of(matrix, release, for_cuda=run.lower_only) is None:
+            what = "CUDA build" if run.lower_only else "environment"
+            return f"matrix.yaml has no {what} of torch {release}: toto-compat releases --add {release}"
+    return ""

@@ -1,0 +1,197 @@
+"""What is made from the reference: README's table, the page, and the picture of the page."""
+
+import hashlib
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Sequence
+from datetime import date, datetime
+from pathlib import Path
+
+from packaging.version import Version
+from tabulate import tabulate
+
+from toto_compat.errors import InputError
+from toto_compat.evidence.files import read_bytes, storage_errors, write_atomically
+from toto_compat.evidence.store import Run, load_run
+from toto_compat.matrix.gates import Gate
+from toto_compat.reference.torch_logs import LogCount, read_counts
+from toto_compat.report.compatibility import as_json, compatibility
+from toto_compat.report.publish import write_compatibility
+from toto_compat.report.table import escaped_markdown, plain_markdown
+from toto_compat.verdict.decision import torch_release
+from toto_compat.verdict.judge import JudgedCell, Status
+from toto_compat.verdict.judged_run import JudgedRun, judge_run
+
+SHOWN = "cpu"  # the run that README shows
+BEGIN, END = "<!-- begin: made by `nox -s reference` -->", "<!-- end: made by `nox -s reference` -->"
+_STAMP = "toto-compat-reference"  # the chunk of the picture that says what it shows
+
+
+def judged_reference(folder: Path, name: str = SHOWN) -> JudgedRun:
+    """A run of the reference as it was judged on its last day: README must not change because time passes."""
+    run = load_run(folder / name)
+    return judge_run(run, today=_day_of(run))
+
+
+def _day_of(run: Run) -> date:
+    return datetime.fromisoformat((run.info.finished or run.info.started).replace("Z", "+00:00")).date()
+
+
+def identity(judged: JudgedRun) -> str:
+    """A hash of all that the table and the picture tell."""
+    return hashlib.sha256(as_json(compatibility(judged)).encode()).hexdigest()
+
+
+# --- README ----------------------------------------------------------------------------------------------------------
+
+
+def readme_block(judged: JudgedRun, counts: Sequence[LogCount]) -> str:
+    """The answer, then one line per release and mode with a column per cache."""
+    releases = sorted({torch_release(cell) for cell in judged.cells}, key=Version)
+    span = releases[0] if len(releases) == 1 else f"{len(releases)} releases, {releases[0]} to {releases[-1]}"
+    lines = [
+        f"Measured on {span}, in virtualenvs on a CPU with two cores, profile `{judged.run.info.profile}` "
+        f"([the run](results/reference/{SHOWN})):",
+        "",
+        release_table(judged.cells),
+        "",
+        "FAIL names the gate that decided, PASS the gain over eager with toto-ts's own cache (lower end of the "
+        "interval). "
+        f"{_counted(counts)}",
+        "",
+        plain_markdown(judged.decision.sentence),
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def release_table(cells: Sequence[JudgedCell]) -> str:
+    """Releases and modes down, caches across."""
+    caches = list(dict.fromkeys(cell.result.cell.cache for cell in cells))
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for cell in cells:
+        name = cell.result.cell
+        key = (name.environment, cell.result.request.speaks_of.value, name.rpartition("/")[2])
+        rows.setdefault(key, {})[name.cache] = _verdict(cell)
+    body = [
+        [environment, mode, *(found.get(cache, "") for cache in caches)]
+        for (environment, _, mode), found in rows.items()
+    ]
+    headers = ["environment", "mode", *(f"`{cache}`" for cache in caches)]
+    return tabulate(
+        [[escaped_markdown(one) for one in row] for row in body], headers, tablefmt="github", disable_numparse=True
+    )
+
+
+def _verdict(cell: JudgedCell) -> str:
+    if cell.verdict is Status.PASS:
+        speedup = cell.gates.get(Gate.SPEEDUP)
+        gain = f" {speedup.value:.2f}x" if speedup and speedup.value is not None else ""
+        return f"**PASS**{gain}"
+    return f"{cell.verdict.value} {cell.decided_by.value if cell.decided_by else 'did not finish'}"
+
+
+def _counted(counts: Sequence[LogCount]) -> str:
+    if not counts:
+        return ""
+    agreeing = sum(one.agree for one in counts)
+    return (
+        "Recompiles and graph breaks of `upstream` were counted a second time, by the text of `TORCH_LOGS` alone: the "
+        f"two counts agree on {agreeing} of {len(counts)} releases."
+    )
+
+
+def with_block(readme: str, block: str, path: Path) -> str:
+    """The README with its made part replaced."""
+    before, begins, rest = readme.partition(BEGIN)
+    _, ends, after = rest.partition(END)
+    if not begins or not ends:
+        raise InputError(f"{path}: has no place for the table", hint=f"it stands between {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{block}\n\n{END}{after}"
+
+
+# --- the picture -----------------------------------------------------------------------------------------------------
+
+
+def stamped(png: bytes, text: str) -> bytes:
+    """A PNG with a text chunk that says what it is a picture of."""
+    signature, header_end = 8, 8 + 25  # the header chunk comes first and has 25 bytes
+    if png[:4] != b"\x89PNG":
+        raise InputError("the picture is no PNG")
+    return (
+        png[:signature] + png[signature:header_end] + _chunk(f"{_STAMP}\0{text}".encode("latin-1")) + png[header_end:]
+    )
+
+
+def stamp_of(png: bytes) -> str:
+    """What a PNG says that it is a picture of; empty where it says nothing."""
+    place = 8
+    while place + 8 <= len(png):
+        (length,) = struct.unpack(">I", png[place : place + 4])
+        kind, content = png[place + 4 : place + 8], png[place + 8 : place + 8 + length]
+        if kind == b"tEXt" and content.startswith(f"{_STAMP}\0".encode()):
+            return content.partition(b"\0")[2].decode("latin-1")
+        place += 12 + length
+    return ""
+
+
+def _chunk(content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + b"tEXt" + content + struct.pack(">I", zlib.crc32(b"tEXt" + content))
+
+
+# --- all of it -------------------------------------------------------------------------------------------------------
+
+
+def show(folder: Path, project: Path, runs: Sequence[str]) -> list[str]:
+    """Make the table, the pages and the picture from the reference; what could not be made is told."""
+    told = []
+    for name in runs:
+        if (folder / name / "run.json").exists():
+            write_compatibility(judged_reference(folder, name))
+    if not (folder / SHOWN / "run.json").exists():
+        return [f"{folder / SHOWN}: nothing to show yet"]
+    judged = judged_reference(folder)
+    readme = project / "README.md"
+    if readme.exists():
+        block = readme_block(judged, read_counts(folder / SHOWN).counts)
+        write_atomically(readme, with_block(read_bytes(readme).decode(), block, readme))
+    camera = project / "docs" / "screenshot.py"
+    if camera.exists():
+        told += _take_picture(
+            camera, folder / SHOWN / "compatibility.html", project / "docs" / "report.png", identity(judged)
+        )
+    return told
+
+
+def _take_picture(camera: Path, page: Path, picture: Path, stamp: str) -> list[str]:
+    new = picture.with_name(".report-new.png")
+    try:
+        done = subprocess.run(
+            [sys.executable, str(camera), str(page), str(new)], capture_output=True, text=True, timeout=120, check=False
+        )
+        if done.returncode != 0 or not new.exists():
+            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            return [f"{picture}: not made, it shows an older reference: {last}"]
+        with storage_errors(picture, "written"):
+            new.write_bytes(stamped(new.read_bytes(), stamp))
+            new.replace(picture)
+    except subprocess.TimeoutExpired:
+        return [f"{picture}: not made, the browser did not answer"]
+    finally:
+        new.unlink(missing_ok=True)
+    return []
+
+
+def stale_showing(folder: Path, project: Path) -> list[str]:
+    """What does not show the reference as it is: README's table, the picture."""
+    judged = judged_reference(folder)
+    stale = []
+    readme = project / "README.md"
+    text = read_bytes(readme).decode()
+    if text != with_block(text, readme_block(judged, read_counts(folder / SHOWN).counts), readme):
+        stale.append("README.md: its table is not that of the reference")
+    picture = project / "docs" / "report.png"
+    if not picture.exists() or stamp_of(read_bytes(picture)) != identity(judged):
+        stale.append("docs/report.png: shows another reference")
+    return stale

@@ -1,0 +1,99 @@
+"""A cell's file made small enough to be committed: evidence, gates and origin stay, what repeats itself is thinned."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toto_compat.contract.events import Event, EventKind
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.result import SuiteEvidence
+from toto_compat.errors import StorageError
+from toto_compat.evidence.store import StoredCell
+from toto_compat.matrix.gates import Gate
+from toto_compat.verdict.judge import JudgedCell, judge
+
+_TIMINGS_KEPT = 15
+_ROWS_KEPT = 12
+_FRAMES_KEPT = 3
+_REASONS_KEPT = 2
+_LINES_KEPT = 12  # of a failure's traceback
+
+
+def thinned(cell: StoredCell) -> StoredCell:
+    """The same cell with its tables, events and timings thinned; each suite says in `details.thinned` what it had."""
+    evidence = {suite: _thinned_suite(one) for suite, one in cell.evidence.items()}
+    return cell.model_copy(update={"evidence": evidence})
+
+
+def check_same_verdict(whole: StoredCell, thin: StoredCell, gates: Mapping[Gate, GateLimit]) -> None:
+    """Thinning must not touch what decides: every gate has to say of the thin cell what it says of the whole one."""
+    before, after = judge(whole, gates), judge(thin, gates)
+    if _said(before) != _said(after):
+        raise StorageError(
+            f"{whole.cell}: its verdict changed when its evidence was thinned", hint="this is a mistake in thinning.py"
+        )
+
+
+def _said(cell: JudgedCell) -> Sequence[object]:
+    return [cell.verdict, cell.reason, *((gate, one.status, one.value, one.reason) for gate, one in cell.gates.items())]
+
+
+def _thinned_suite(evidence: SuiteEvidence) -> SuiteEvidence:
+    told = dict(evidence.details.get("thinned", {}))
+    details: dict[str, Any] = {}
+    for name, value in evidence.details.items():
+        if name != "thinned":
+            details[name] = _thinned_detail(name, value, told)
+    events = _folded(evidence.events)
+    if len(events) < len(evidence.events):
+        told["events"] = f"{len(events)} of {len(evidence.events)}, one of each kind, place and reason, with its count"
+        details.pop("events_seen", None)
+        details.pop("events_kept", None)
+    if told:
+        details["thinned"] = told
+    failure = evidence.failure
+    if failure is not None:
+        failure = failure.model_copy(update={"last_lines": failure.last_lines[-_LINES_KEPT:]})
+    return evidence.model_copy(update={"details": details, "events": events, "failure": failure})
+
+
+def _thinned_detail(name: str, value: Any, told: dict[str, str]) -> Any:
+    if isinstance(value, dict) and name in ("timings", "shapes"):
+        return {key: _thinned_detail(name, one, told) for key, one in value.items()}
+    if not isinstance(value, list):
+        return value
+    if name in ("timings", "shapes"):
+        if len(value) > _TIMINGS_KEPT:
+            told[name] = f"{_TIMINGS_KEPT} of {len(value)} timings, evenly taken"
+            value = [value[place * len(value) // _TIMINGS_KEPT] for place in range(_TIMINGS_KEPT)]
+        return [_rounded(one) for one in value]
+    if len(value) <= _ROWS_KEPT or name == "phases":
+        return [_rounded(one) for one in value]
+    told[name] = f"{_ROWS_KEPT} of {len(value)}"
+    if all(isinstance(row, dict) and isinstance(row.get("ratio"), int | float) for row in value):
+        told[name] += ", those nearest to their limit"
+        value = sorted(value, key=lambda row: -row["ratio"])
+    return [_rounded(one) for one in value[:_ROWS_KEPT]]
+
+
+def _rounded(value: Any) -> Any:
+    """Floats of tables with six digits: figures, which decide, are no part of tables."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list) else value
+
+
+def _folded(events: Sequence[Event]) -> tuple[Event, ...]:
+    """One event for all that say the same, with their number; a skip's count is that of its inputs and stays."""
+    folded: dict[tuple[object, ...], Event] = {}
+    for event in events:
+        own = event.count if event.kind is EventKind.CUDAGRAPH_SKIP else None
+        key = (event.kind, event.function, event.file, event.line, event.normalised_reason or event.reason, own)
+        first = folded.get(key)
+        if first is None:
+            short = {"stack": event.stack[-_FRAMES_KEPT:], "reasons": event.reasons[:_REASONS_KEPT]}
+            folded[key] = event.model_copy(update=short)
+        elif own is None:
+            folded[key] = first.model_copy(update={"count": first.count + event.count})
+    return tuple(folded.values())
