@@ -53,8 +53,12 @@ def _stack_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
 
 def _expectation_mistakes(document: Document) -> Iterator[Mistake]:
     data = document.data
-    if "expect" not in data and "gates" not in data:
-        yield document.mistake(("expect",), "nothing", "events that it showed, or gates that it broke under gates")
+    if not data.get("expect") and not data.get("gates"):
+        empty = next((key for key in ("expect", "gates") if data.get(key) == []), None)
+        if empty is not None:
+            yield document.mistake((empty,), "an empty list", "at least 1 of them, or of the other kind")
+        else:
+            yield document.mistake(("expect",), "nothing", "events that it showed, or gates that it broke under gates")
     for index, event in _listed(data.get("expect")):
         at_least, at_most = event.get("at_least", 1), event.get("at_most")
         if isinstance(at_least, int) and isinstance(at_most, int) and at_most < at_least:

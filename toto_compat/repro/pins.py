@@ -40,7 +40,7 @@ class Pins(StrictModel):
     xformers: str | None = Field(default=None, description="xformers release; null: not installed")
     packages: dict[str, str] = Field(default={}, description="other packages and their exact versions")
     freeze: str | None = Field(default=None, description="the output of pip freeze: a file, relative to this one")
-    frozen: tuple[str, ...] = Field(default=(), min_length=1, description="the output of pip freeze as a list of lines")
+    frozen: tuple[str, ...] = Field(default=(), description="the output of pip freeze as a list of lines")
     leave_out: tuple[str, ...] = Field(
         default=(), description="packages of the freeze that the forecast does not need, such as the service itself"
     )

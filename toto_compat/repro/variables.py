@@ -8,10 +8,14 @@ from toto_compat.errors import InputError
 # What torch, its compilers and its libraries read. Everything else says nothing about a forecast, and may say where
 # programs, libraries and passwords are.
 _ADMITTED = re.compile(
-    r"(TORCH|TORCHDYNAMO|TORCHINDUCTOR|TORCH_[A-Z]+|PYTORCH|INDUCTOR|AOT|TRITON|TOTO|CUDA|CUBLAS|CUBLASLT|CUDNN|NVIDIA|"
-    r"ATEN|KMP|GOMP|OMP|MKL|DNNL|ONEDNN)_[A-Z0-9_]+"
+    r"(TORCH|TORCHDYNAMO|TORCHINDUCTOR|TORCH_[A-Z]+|PYTORCH|INDUCTOR|AOT|TRITON|TOTO|CUDA|CUBLAS|CUBLASLT|CUDNN|"
+    r"ATEN|KMP|GOMP|OMP|MKL|DNNL|ONEDNN)_[A-Z0-9_]+|NVIDIA_TF32_OVERRIDE"
 )
-_A_PLACE = re.compile(r"(DIR|DIRS|PATH|HOME|FILE|FOLDER|ROOT|OUT|CACHE_DIR|REMOTE_CACHE|REDIS_[A-Z_]+|SERVER|URL)$")
+# A file, a host, or code to load: OMP_TOOL_LIBRARIES is another LD_PRELOAD.
+_A_PLACE = re.compile(
+    r"(DIRS?|DIRECTORY|PATHS?|HOME|FILES?|FOLDER|ROOT|OUT|REMOTE_CACHE|REDIS_[A-Z_]+|SERVER|URL|HOST|PORT|"
+    r"LIB|LIBS|LIBRARY|LIBRARIES|PLUGINS?|MODULES?|CXX|CC|COMPILER|COMMAND)$|^TOTO_COMPAT_"
+)
 # By name: why not, and what to write instead.
 _REFUSED: Mapping[str, str] = {
     "CUDA_VISIBLE_DEVICES": "a cell sees the one GPU that it is given",
@@ -40,7 +44,7 @@ def why_refused(name: str, value: str = "") -> str:
     if not _ADMITTED.fullmatch(name):
         return "only what torch, its compilers and toto read is passed on: it may break the cell's isolation"
     if _A_PLACE.search(name):
-        return "it names a place on production's machine"
+        return "it names a place on production's machine, or code to load"
     if "\0" in value or "\n" in value:
         return "its value has more than one line"
     return ""
