@@ -10,9 +10,11 @@ from click.testing import CliRunner
 
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.errors import InputError
+from toto_compat.matrix.load import load_matrix
 from toto_compat.repro.incident import (
     ExpectedEvent,
     Incident,
+    check_names,
     describe_match,
     is_like,
     load_incident,
@@ -179,6 +181,30 @@ def test_what_cannot_be_expected_is_told_with_line_key_and_nearest_name(
     with pytest.raises(InputError, match=re.escape(said)) as caught:
         load_incident(path)
     assert re.search(re.escape(str(path)) + r":\d+: ", caught.value.message)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "environment: torch-2.9.0-cu128\n",
+            "environment: torch-2.9.0-cu126\n",
+            "environment: found 'torch-2.9.0-cu126', which matrix.yaml has not; accepted torch-2.13.0-cpu, ",
+        ),
+        ("cache: list_index\n", "cache: list_idx\n", "did you mean list_index?"),
+        ("cache: list_index\n", "cache: sabotaged:stale_value\n", "did you mean sabotaged:stale_values?"),
+    ],
+)
+def test_a_name_that_the_matrix_does_not_have_is_told_with_its_line(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    path = tmp_path / "incident.yaml"
+    text = INCIDENT.read_text().replace(old, new)
+    path.write_text(text)
+    line = text.splitlines().index(new.rstrip()) + 1
+    with pytest.raises(InputError, match=re.escape(said)) as caught:
+        check_names(path, load_matrix(INCIDENT.parent.parent / "matrix.yaml"))
+    assert f"{path}:{line}: " in caught.value.message
 
 
 def test_an_incident_that_was_written_from_data_is_read_back_the_same(tmp_path: Path) -> None:

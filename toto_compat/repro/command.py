@@ -16,7 +16,7 @@ from toto_compat.errors import ExitCode
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.repro.explain import AXES, Explanation, axes_of, explain, explanation_as_data, explanation_as_text
-from toto_compat.repro.incident import Incident, load_incident, wanted
+from toto_compat.repro.incident import Incident, check_names, load_incident, wanted
 from toto_compat.repro.outcome import Reproduction, Verdict, describe_parts
 from toto_compat.repro.pins import is_pinned
 from toto_compat.repro.pins_index import check_pins_exist
@@ -100,6 +100,7 @@ def repro_command(
     incident = load_incident(incident_file)
     matrix_path = find_matrix_file(matrix_file)
     matrix = load_matrix(matrix_path)
+    check_names(incident_file, matrix)
     where: dict[str, Any] = {"device": choose_device(device), "timeout_minutes": timeout}
     folder = incident_file.resolve().parent
     request = incident_request(incident, folder, matrix, matrix_path, cache=cache, environment=environment, **where)

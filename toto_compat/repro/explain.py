@@ -15,6 +15,7 @@ from toto_compat.matrix.document import nearest_name
 from toto_compat.matrix.schema import Matrix
 from toto_compat.repro.incident import Incident, wanted
 from toto_compat.repro.outcome import Reproduction, symptom_left
+from toto_compat.repro.pins import is_pinned
 from toto_compat.repro.reproduce import reproduce_in
 from toto_compat.runtimes.open import RuntimeName, open_runtime
 from toto_compat.runtimes.plan import estimate, key_of
@@ -221,8 +222,9 @@ def plan_variant(
     if lock is not None:
         return PlannedVariant(variant, request, cost=seconds)
     needs = runtime.needs(name, environment)
-    obstacle = one_line(runtime.obstacle(name, environment))
-    if not obstacle and not builds:
+    # an incident's own stack is locked when it is built: that it has no lock yet stands in nobody's way
+    obstacle = "" if is_pinned(name) else one_line(runtime.obstacle(name, environment))
+    if not obstacle and not builds and not is_pinned(name):
         obstacle = f"its environment is not built ({needs.disk_bytes / 1e9:.0f} GB)"
     return PlannedVariant(variant, request, cost=seconds + needs.seconds, to_build=True, obstacle=obstacle)
 

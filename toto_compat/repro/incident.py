@@ -16,7 +16,8 @@ from toto_compat.errors import InputError, MatrixFileError
 from toto_compat.matrix.document import describe_mistakes, read_document
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import schema_mistakes
-from toto_compat.repro.incident_check import incident_mistakes
+from toto_compat.matrix.schema import Matrix
+from toto_compat.repro.incident_check import incident_mistakes, name_mistakes
 from toto_compat.repro.pins import Pins
 
 # In the order in which a near miss is judged: the same place matters more than the same words.
@@ -141,6 +142,13 @@ def load_incident(path: Path) -> Incident:
     if mistakes:
         raise InputError(describe_mistakes(path, mistakes), hint=INCIDENT_HINT)
     return incident
+
+
+def check_names(path: Path, matrix: Matrix) -> None:
+    """Hold the names in an incident against the matrix that it is to be run with; InputError tells line and key."""
+    mistakes = list(name_mistakes(read_document(path), matrix))
+    if mistakes:
+        raise InputError(describe_mistakes(path, mistakes), hint=INCIDENT_HINT)
 
 
 def match_incident(incident: Incident, events: Sequence[Event], torch: str) -> list[Match]:

@@ -6,9 +6,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from toto_compat.contract.caches import SABOTAGE_PREFIX, SABOTAGES
 from toto_compat.contract.failure_messages import FAILURE_KINDS
 from toto_compat.matrix.document import Document, Mistake, describe_value, listed, nearest_name
 from toto_compat.matrix.gates import Gate
+from toto_compat.matrix.schema import Matrix
 from toto_compat.repro.pins import Pins, pins_problems, read_freeze
 from toto_compat.repro.variables import why_refused
 
@@ -23,6 +25,17 @@ def incident_mistakes(document: Document, folder: Path) -> list[Mistake]:
         *_variable_mistakes(document),
         *_log_mistakes(document, folder),
     ]
+
+
+def name_mistakes(document: Document, matrix: Matrix) -> Iterator[Mistake]:
+    """Names in the incident that this matrix does not have."""
+    sabotaged = [f"{SABOTAGE_PREFIX}{name}" for name in SABOTAGES]
+    known = {"environment": (list(matrix.environments), []), "cache": (list(matrix.caches), sabotaged)}
+    for key, (names, others) in known.items():
+        name = document.data.get(key) if isinstance(document.data, dict) else None
+        if isinstance(name, str) and name and name not in (*names, *others):
+            nearest = nearest_name(name, [*names, *others])
+            yield document.mistake((key,), f"{describe_value(name)}, which matrix.yaml has not", listed(names), nearest)
 
 
 def _stack_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
