@@ -94,6 +94,16 @@ def test_a_cell_that_asked_for_cuda_and_saw_no_gpu_confirms_nothing() -> None:
     assert finding(TIME, blind) is Finding.WAITING
 
 
+def test_a_claim_about_a_series_is_decided_by_that_series_alone() -> None:
+    own = TIME.model_copy(update={"symbol": "BTCUSD", "column": "mae_compiled", "limit": GateLimit(max=110000)})
+    cell = with_figure(Suite.SPEED, "p50_ms", Figure(value=40, unit="ms"), gpu="NVIDIA RTX 5090")
+    assert finding(own, cell) is Finding.WAITING
+    for symbol, expected in (("ETHUSD", Finding.WAITING), ("BTCUSD", Finding.CONFIRMED)):
+        rows = [{"symbol": symbol, "mae_compiled": 109453.0}]
+        evidence = SuiteEvidence(suite=Suite.SYMBOLS, outcome=Outcome.MEASURED, details={"symbols": rows})
+        assert finding(own, cell.model_copy(update={"evidence": {Suite.SYMBOLS: evidence}})) is expected
+
+
 def test_another_row_says_nothing_and_the_command_for_the_missing_one_is_told() -> None:
     scalar = RECOMPILES.model_copy(update={"settings": "production"})
     (audited,) = audit([scalar], {"run": Run(ROOT, REFERENCE.info, (stored(),))})

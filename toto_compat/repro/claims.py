@@ -37,12 +37,15 @@ class Claim(StrictModel):
     suite: Suite | None = None
     figure: str = ""
     limit: GateLimit | None = None
+    symbol: str = ""  # the user's own series that alone decides
+    column: str = ""  # of that series' row
     verdict: Literal["PASS"] | None = None  # of the whole row
     own_figures: dict[Gate, float] = Field(default={})  # the claim's own, held against the limits in use
 
     @model_validator(mode="after")
     def _can_be_decided(self) -> Self:
-        by_figure = bool(self.cache and self.suite and self.figure and self.limit)
+        names_a_figure = bool(self.symbol and self.column) or bool(self.suite and self.figure and not self.symbol)
+        by_figure = bool(self.cache and self.limit and names_a_figure)
         by_verdict = bool(self.cache and self.verdict)
         if [by_figure, by_verdict, bool(self.own_figures)].count(True) != 1:
             raise ValueError("a claim is held against a figure with a limit, a verdict, or the claim's own figures")
@@ -111,11 +114,11 @@ def _audit(claim: Claim, rows: Sequence[StoredRow], limits: Mapping[Gate, GateLi
         return AuditedClaim(claim, Finding.WAITING, f"run `{command_for(claim, Device.CUDA)}`", on_cpu)
     if claim.verdict is not None:
         return _by_verdict(claim, deciding)
-    figure = _figure(claim, deciding.cell)
+    figure = _deciding_figure(claim, deciding.cell)
     assert figure is not None and figure.value is not None and claim.limit is not None
     finding = Finding.CONFIRMED if claim.limit.admits(figure.value) else Finding.REFUTED
-    said_by = f"{deciding.name}: {claim.figure} {_shown(figure)}, read as {_limit_text(claim.limit, figure.unit)}"
-    return AuditedClaim(claim, finding, said_by)
+    found = f"{claim.column or claim.figure} {_shown(figure)}, read as {_limit_text(claim.limit, figure.unit)}"
+    return AuditedClaim(claim, finding, f"{deciding.name}: {found}")
 
 
 def _by_own_figures(claim: Claim, limits: Mapping[Gate, GateLimit]) -> AuditedClaim:
@@ -151,7 +154,7 @@ def _decides(cell: StoredCell, claim: Claim, limits: Mapping[Gate, GateLimit]) -
         judged = judge(cell, limits)
         by_dynamo = judged.decided_by is not None and judged.decided_by.rule.suite is Suite.RECOMPILE
         return judged.verdict is Status.FAIL and by_dynamo if not on_gpu else judged.verdict is not Status.INCONCLUSIVE
-    figure = _figure(claim, cell)
+    figure = _deciding_figure(claim, cell)
     return figure is not None and figure.value is not None and figure.kind is Kind.MEASURED
 
 
@@ -164,6 +167,16 @@ def _newest(claim: Claim, rows: Sequence[StoredRow]) -> StoredRow | None:
         return row.cell.request.device is Device.CUDA, evidence.version if evidence else 0, ran
 
     return max(rows, key=merit, default=None)
+
+
+def _deciding_figure(claim: Claim, cell: StoredCell) -> Figure | None:
+    """The figure that a claim is held against: of the series that it names, else of the cell."""
+    if not claim.symbol:
+        return _figure(claim, cell)
+    evidence = cell.evidence.get(Suite.SYMBOLS)
+    rows = evidence.details.get("symbols", []) if evidence and evidence.outcome is Outcome.MEASURED else []
+    row = next((row for row in rows if row.get("symbol") == claim.symbol), {})
+    return Figure(value=row.get(claim.column))
 
 
 def _figure(claim: Claim, cell: StoredCell) -> Figure | None:
@@ -188,7 +201,8 @@ def command_for(claim: Claim, device: Device | None = None) -> str:
     """The command that gets the evidence a claim waits for."""
     wanted = device or (Device.CUDA if claim.on == "cuda" else Device.CPU)
     if wanted is Device.CUDA:
-        return f"nox -s matrix -- 'torch-2.9.0-cu128/{claim.row}' --profile production-check --device cuda"
+        own = f" --data {claim.symbol}.csv --checkpoint Datadog/Toto-Open-Base-1.0@REVISION" if claim.symbol else ""
+        return f"nox -s matrix -- 'torch-2.9.0-cu128/{claim.row}' --profile production-check --device cuda{own}"
     return f"nox -s matrix -- 'torch-2.13.0-cpu/{claim.row}' --device cpu"
 
 
