@@ -30,6 +30,7 @@ FLOW = (
     "repro",
     "bench",
     "workflow",
+    "releases",
     "false_alarms",
     "cli",
 )
