@@ -1,7 +1,7 @@
 """The files of a project on the user's package indexes: PEP 503 and 691 pages, folders of wheels, as pip is set to use.
 
-pip itself lists versions and no more; whether a file was withdrawn, which Python it asks for and whether its metadata lies
-beside it stands on the index's own page.
+pip itself lists versions and no more; whether a file was withdrawn, which Python it asks for and whether its metadata
+lies beside it stands on the index's own page.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""The lock of a release that is added to the matrix: what toto-ts needs as another environment has it, torch's own anew.
+"""The lock of a release that is added to the matrix: toto-ts's part as another environment has it, torch's own anew.
 
 pip reads a wheel's metadata in pieces of ten kilobytes, a hundred requests for torch's; what the wheel needs is known
 already, so pip is asked for that alone.

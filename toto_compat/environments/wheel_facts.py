@@ -1,7 +1,7 @@
 """What a torch wheel says of itself: its CUDA, its Python, what it needs. Kilobytes are read of it, never the wheel.
 
-The metadata is read where the index serves it beside the wheel (PEP 658), else out of the wheel by ranges. Wheels do not
-change, so what was read once is kept by the wheel's hash.
+The metadata is read where the index serves it beside the wheel (PEP 658), else out of the wheel by ranges. Wheels do
+not change, so what was read once is kept by the wheel's hash.
 """
 
 import email.parser
@@ -9,6 +9,7 @@ import hashlib
 import re
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 
 from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
@@ -45,7 +46,7 @@ class WheelFacts(StrictModel):
         return f"cu{self.cuda.replace('.', '')}" if self.cuda else "cpu"
 
     def compiles_on(self, python: str) -> bool:
-        """Tell if the wheel installs on this Python and brings Triton there: without it nothing is compiled for CUDA."""
+        """Tell if the wheel installs on this Python and brings Triton there, without which CUDA code is not compiled."""
         if not _admits(self.requires_python, python):
             return False
         markers = [one.marker for one in map(Requirement, self.requirements) if canonicalize_name(one.name) == "triton"]
@@ -85,10 +86,8 @@ def read_facts(wheel: WheelFile, settings: IndexSettings) -> WheelFacts:
         pass
     facts = _read_facts(wheel, settings)
     if wheel.sha256:
-        try:
+        with suppress(StorageError):  # a cache that cannot be written costs time, nothing else
             write_model(kept, facts)
-        except StorageError:
-            pass  # a cache that cannot be written costs time, nothing else
     return facts
 
 

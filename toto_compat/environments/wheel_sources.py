@@ -1,5 +1,6 @@
 """Python sources out of a wheel on the user's index, read by ranges: megabytes of a wheel that has gigabytes."""
 
+import errno
 import io
 import json
 import subprocess
@@ -49,6 +50,8 @@ class RangedFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
+        if base + offset < 0:  # what zipfile tries on a file too short to be a wheel
+            raise OSError(errno.EINVAL, "before the beginning of the file")
         self._at = base + offset
         return self._at
 

@@ -98,7 +98,7 @@ def _environments_node(text: str, path: Path) -> yaml.MappingNode:
 
 
 def _line_for(section: yaml.MappingNode, lines: list[str], matrix: Matrix, environment: Environment) -> int:
-    """Number the line to put it at: behind the newest older release, else before the first environment of its device."""
+    """Number the line to put it at: behind the newest older release, else before the first one for its device."""
     names = [key.value for key, _ in section.value]
     same = [name for name in names if matrix.environments[name].device is environment.device]
     older = [name for name in same if Version(matrix.environments[name].torch) < Version(environment.torch)]

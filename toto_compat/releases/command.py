@@ -62,8 +62,8 @@ class ReleaseNumber(click.ParamType[Version]):
 def releases_command(matrix_file: Path | None, add: Version | None, **asked: Any) -> None:
     """Torch releases on your package index against matrix.yaml: known, new, withdrawn, their CUDA and Python.
 
-    All of it is read from the index and from the wheels' own metadata; no wheel is downloaded. Releases between those of
-    the matrix are listed too, but may be left out on purpose: --check is about newer ones."""
+    All of it is read from the index and from the wheels' own metadata; no wheel is downloaded. Releases between those
+    of the matrix are listed too, but may be left out on purpose: --check is about newer ones."""
     path = find_matrix_file(matrix_file)
     if add is not None:
         add_release(path, add, **asked)
@@ -96,7 +96,7 @@ def look(
     return with_facts(shown, settings), warnings
 
 
-def add_release(  # noqa: PLR0913 - the command's options
+def add_release(
     path: Path,
     version: Version,
     *,
