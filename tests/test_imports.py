@@ -31,6 +31,7 @@ FLOW = (
     "repro",
     "bench",
     "workflow",
+    "releases",
     "false_alarms",
     "reference",
     "cli",

@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "toggle": ("toto_compat.production.toggle:toggle_command", "Switch compile on or off for the service."),
     "lint-env": ("toto_compat.production.lint_env:lint_env_command", "Find variables that do not do what they say."),
     "compare": ("toto_compat.production.compare:compare_command", "Eager against compiled on your own series."),
-    "releases": ("toto_compat.matrix.releases:releases_command", "Torch releases that matrix.yaml does not have yet."),
+    "releases": ("toto_compat.releases.command:releases_command", "Torch releases against matrix.yaml; add one."),
     "schema": ("toto_compat.repro.schema:schema_command", "Print the JSON Schema of matrix.yaml, or of an incident."),
     "doctor": ("toto_compat.runtimes.doctor:doctor_command", "What this machine can run, and how to get the rest."),
     "images": ("toto_compat.environments.images_command:images_command", "Container images: list, build, prune."),
@@ -56,6 +56,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "toto_compat.reference.command:reference_command",
         "Make the committed reference results and what README shows of them.",
     ),
+    "bisect": ("toto_compat.releases.bisect_command:bisect_command", "Find the torch release at which a gate flips."),
     "prune": ("toto_compat.runtimes.prune:prune_command", "Remove virtualenvs that no environment needs any more."),
 }
 

@@ -233,16 +233,16 @@ def make_lock(environment_name: str, environment: Environment) -> Lock:
         named = [one for one in wanted.without_dependencies if not one.startswith(FORK)]
         bare = _resolve(python, [*index, "--no-deps", *named], environment_name) if named else []
     toto_names = _reachable(whole, wanted.others) | {canonicalize_name(item["metadata"]["name"]) for item in bare}
-    packages = [_locked(item, toto_names) for item in (*whole, *bare)]
+    packages = [locked(item, toto_names) for item in (*whole, *bare)]
     fork = fork_wheel(environment, click.echo)
     if fork is not None:
         packages.append(locked_fork(fork))
-    lock = Lock(environment_name, environment.python, asked_of(environment), _ordered(packages))
-    _check_torch(lock, environment)
+    lock = Lock(environment_name, environment.python, asked_of(environment), ordered(packages))
+    check_torch(lock, environment)
     return lock
 
 
-def _ordered(packages: Iterable[LockedPackage]) -> tuple[LockedPackage, ...]:
+def ordered(packages: Iterable[LockedPackage]) -> tuple[LockedPackage, ...]:
     return tuple(sorted(packages, key=lambda package: (LAYERS.index(package.layer), package.name)))
 
 
@@ -281,7 +281,7 @@ def _requirement_name(text: str) -> str:
     return "" if requirement.marker and "extra" in str(requirement.marker) else canonicalize_name(requirement.name)
 
 
-def _locked(item: Mapping[str, Any], toto_names: set[str]) -> LockedPackage:
+def locked(item: Mapping[str, Any], toto_names: set[str]) -> LockedPackage:
     name, url = canonicalize_name(item["metadata"]["name"]), item["download_info"]["url"]
     hashes = item["download_info"].get("archive_info", {}).get("hashes", {})
     if "sha256" not in hashes:
@@ -294,7 +294,7 @@ def _locked(item: Mapping[str, Any], toto_names: set[str]) -> LockedPackage:
         version=item["metadata"]["version"],
         sha256=hashes["sha256"],
         file=urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2]),
-        size=_size_of(url),
+        size=size_of(url),
         layer="toto" if name in toto_names else "torch",
     )
 
@@ -306,7 +306,7 @@ def locked_fork(wheel: Path) -> LockedPackage:
     return LockedPackage(str(name), str(version), digest, wheel.name, wheel.stat().st_size, "toto")
 
 
-def _size_of(url: str) -> int:
+def size_of(url: str) -> int:
     """Ask an index for a file's bytes; 0 where it does not say: sizes are for the plan, nothing depends on them."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "file":
@@ -320,7 +320,7 @@ def _size_of(url: str) -> int:
         return 0
 
 
-def _check_torch(lock: Lock, environment: Environment) -> None:
+def check_torch(lock: Lock, environment: Environment) -> None:
     """Refuse a CPU lock that brings CUDA and a CUDA lock that does not."""
     version = lock.version_of("torch")
     has_cuda = any(package.name.startswith(("nvidia-", "cuda-")) for package in lock.packages)

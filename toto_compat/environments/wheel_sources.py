@@ -1,18 +1,20 @@
 """Python sources out of a wheel on the user's index, read by ranges: megabytes of a wheel that has gigabytes."""
 
+import errno
 import io
 import json
 import subprocess
 import sys
 import tempfile
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from toto_compat.environments.package_index import IndexSettings, open_url
 from toto_compat.errors import EnvironmentBuildError
 
+_PLAIN = IndexSettings(indexes=())
 # Between two files that are wanted: reading on costs less than asking again.
 _GAP = 1 << 20
 
@@ -20,17 +22,16 @@ _GAP = 1 << 20
 class RangedFile(io.RawIOBase):
     """A file behind a URL that is read in pieces. What was read ahead is kept until something else is."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, settings: IndexSettings = _PLAIN) -> None:
+        self._url, self._settings = url, settings
         self._at = 0
         self._kept: tuple[int, bytes] = (0, b"")
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=60) as answer:  # noqa: S310
+        with open_url(url, settings, head=True, patience=60) as answer:
             self.size = int(answer.headers["Content-Length"])
 
     def ahead(self, start: int, end: int) -> None:
         """Fetch these bytes in one request; reads within them then cost nothing."""
-        request = urllib.request.Request(self._url, headers={"Range": f"bytes={start}-{end - 1}"})  # noqa: S310
-        with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310 - https, from pip's own answer
+        with open_url(self._url, self._settings, ranged=f"bytes={start}-{end - 1}", patience=300) as answer:
             if answer.status != 206:
                 raise EnvironmentBuildError(f"{self._url}: the index serves no ranges", hint="use another index")
             self._kept = (start, answer.read())
@@ -49,6 +50,8 @@ class RangedFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
+        if base + offset < 0:  # what zipfile tries on a file too short to be a wheel
+            raise OSError(errno.EINVAL, "before the beginning of the file")
         self._at = base + offset
         return self._at
 
@@ -75,7 +78,7 @@ def wheel_url(package: str, version: str, python: str = "3.11") -> str:
         return str(json.loads(report.read_text(encoding="utf-8"))["install"][0]["download_info"]["url"])
 
 
-def sources(url: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def sources(url: str, wanted: Callable[[str], bool], settings: IndexSettings = _PLAIN) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a wheel whose names are wanted, neighbours fetched together."""
     parts = urlsplit(url)
     if parts.scheme == "file":
@@ -83,7 +86,7 @@ def sources(url: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, byte
             for name in filter(wanted, wheel.namelist()):
                 yield name, wheel.read(name)
         return
-    remote = RangedFile(url)
+    remote = RangedFile(url, settings)
     # unbuffered: what was fetched ahead is the buffer
     with zipfile.ZipFile(remote) as wheel:
         chosen = sorted((one for one in wheel.infolist() if wanted(one.filename)), key=lambda one: one.header_offset)

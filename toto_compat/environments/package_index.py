@@ -1,0 +1,336 @@
+"""The files of a project on the user's package indexes: PEP 503 and 691 pages, folders of wheels, as pip is set to use.
+
+pip itself lists versions and no more; whether a file was withdrawn, which Python it asks for and whether its metadata
+lies beside it stands on the index's own page.
+"""
+
+import base64
+import html.parser
+import json
+import netrc
+import re
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import urllib.response
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
+
+from toto_compat.errors import EnvironmentBuildError
+
+_PATIENCE_SECONDS = 30.0
+_ACCEPTED = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+_JSON = "application/vnd.pypi.simple.v1+json"
+HINT = "check the network and `pip config list`; `pip index versions torch -v` shows what pip tries"
+
+
+@dataclass(frozen=True)
+class IndexSettings:
+    """Where pip looks, and what it needs to be let in."""
+
+    indexes: tuple[str, ...]  # the first is the main one
+    folders: tuple[str, ...] = ()  # pip's find-links: folders, or pages with links
+    certificates: str = ""
+    trusted_hosts: tuple[str, ...] = ()
+    proxy: str = ""
+
+
+@dataclass(frozen=True)
+class WheelFile:
+    """One wheel as an index lists it."""
+
+    file: str
+    url: str
+    version: Version
+    sha256: str = ""
+    requires_python: str = ""
+    yanked: str | None = None  # why it was withdrawn, empty where nobody said; None: it was not
+    has_metadata: bool = False  # <url>.metadata is served: PEP 658
+
+    @property
+    def pythons(self) -> tuple[str, ...]:
+        """The CPython releases that it is for, such as 3.12; empty: any."""
+        tags = parse_wheel_filename(self.file)[3]
+        found = {match for tag in tags if (match := re.fullmatch(r"cp(\d)(\d+)", tag.interpreter))}
+        # a free-threaded build (cp313t) is another interpreter
+        plain = [match for match in found if not any(tag.abi.endswith("t") for tag in tags)]
+        return tuple(sorted({f"{match[1]}.{match[2]}" for match in plain}, key=Version))
+
+    @property
+    def is_for_linux(self) -> bool:
+        """Tell if pip takes it on Linux and x86_64, in an ordinary interpreter."""
+        tags = parse_wheel_filename(self.file)[3]
+        return any(
+            (tag.platform == "any" or (tag.platform.endswith("x86_64") and "linux" in tag.platform))
+            and not tag.abi.endswith("t")
+            and "musllinux" not in tag.platform
+            for tag in tags
+        )
+
+
+# --- pip's settings ---------------------------------------------------------------------------------------------------
+
+
+def index_settings(python: str = sys.executable) -> IndexSettings:
+    """Ask pip what it is set to use: its files and variables hold, and where they are silent its own default."""
+    settings = _pip_settings(_pip(python, "config", "list"))
+    main = settings.get("index-url") or _default_index(_pip(python, "install", "--help"))
+    no_index = settings.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    return IndexSettings(
+        indexes=() if no_index else (main, *settings.get("extra-index-url", "").split()),
+        folders=tuple(settings.get("find-links", "").split()),
+        certificates=settings.get("cert", ""),
+        trusted_hosts=tuple(settings.get("trusted-host", "").split()),
+        proxy=settings.get("proxy", ""),
+    )
+
+
+def _pip(python: str, *arguments: str) -> str:
+    command = [python, "-m", "pip", *arguments, "--disable-pip-version-check", "--no-input"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentBuildError(f"cannot start {python}: {error}", hint=HINT) from error
+    if answer.returncode != 0:
+        if "No module named pip" in answer.stderr:
+            raise EnvironmentBuildError(
+                f"{python} has no pip, which is what knows your package index",
+                hint="add it with: python -m ensurepip",
+            )
+        said = (answer.stderr.strip().splitlines() or ["(pip said nothing)"])[-1]
+        raise EnvironmentBuildError(f"pip does not tell its settings: {said}", hint=HINT)
+    return answer.stdout
+
+
+def _pip_settings(listed: str) -> dict[str, str]:
+    """Read `pip config list`: variables come before the sections of commands, these before the general one."""
+    strength = {"global": 0, "install": 1, ":env:": 2}
+    found: dict[str, tuple[int, str]] = {}
+    for line in listed.splitlines():
+        name, equals, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if not equals or section not in strength:
+            continue
+        text = value.strip().strip("'\"").replace("\\n", " ")
+        if key not in found or found[key][0] <= strength[section]:
+            found[key] = (strength[section], text)
+    return {key: text for key, (_, text) in found.items()}
+
+
+def _default_index(help_text: str) -> str:
+    """Find pip's own index in its help: it is named nowhere else that is not private to pip."""
+    words = re.search(r"--index-url\b.*?\(default\s+(\S+?)\)", help_text, re.DOTALL)
+    if words is None:
+        raise EnvironmentBuildError(
+            "pip names no package index", hint="set one: pip config set global.index-url https://..."
+        )
+    return words[1]
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def list_wheels(settings: IndexSettings, project: str) -> tuple[list[WheelFile], list[str]]:
+    """Every wheel of a project for Linux on all indexes, and what to warn of: an extra index that does not answer.
+
+    The main index is the one whose silence would make releases disappear: it has to answer.
+    """
+    found: dict[str, WheelFile] = {}
+    warnings: list[str] = []
+    for position, index in enumerate(settings.indexes):
+        page = f"{index.rstrip('/')}/{project}/"
+        try:
+            listed = _files_of(page, settings)
+        except IndexSilentError as error:
+            if position == 0:
+                raise EnvironmentBuildError(
+                    f"your package index does not answer: {error.message}", hint=HINT
+                ) from error
+            warnings.append(f"an extra index does not answer and is left out: {error.message}")
+            continue
+        for one in listed:
+            found.setdefault(one.file, one)
+    for folder in settings.folders:
+        for one in _files_in(folder, project, settings):
+            found.setdefault(one.file, one)
+    return [one for one in found.values() if one.is_for_linux], warnings
+
+
+class IndexSilentError(EnvironmentBuildError):
+    """An index that gave no answer, or none that is a page of an index."""
+
+
+def _files_of(page: str, settings: IndexSettings) -> list[WheelFile]:
+    parts = urlsplit(page)
+    if parts.scheme == "file":
+        path = Path(unquote(parts.path)) / "index.html"
+        return _html_files(path.read_text(encoding="utf-8"), page) if path.is_file() else []
+    try:
+        with open_url(page, settings, accept=_ACCEPTED) as answer:
+            body, kind, final = answer.read(), answer.headers.get_content_type(), answer.geturl()
+    except urllib.error.HTTPError as error:
+        if error.code in (404, 410):
+            return []  # an index that does not have the project
+        raise IndexSilentError(f"{redacted(page)}: HTTP {error.code} {error.reason}") from error
+    except (OSError, ValueError) as error:
+        raise IndexSilentError(f"{redacted(page)}: {getattr(error, 'reason', error)}") from error
+    try:
+        if kind == _JSON:
+            return _json_files(json.loads(body), final)
+        return _html_files(body.decode("utf-8", errors="replace"), final)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IndexSilentError(f"{redacted(page)}: not a page of a package index ({error})") from error
+
+
+def _files_in(folder: str, project: str, settings: IndexSettings) -> list[WheelFile]:
+    """pip's find-links: a folder of wheels, or a page of links to wheels of any project."""
+    if folder.startswith(("http://", "https://")):
+        try:
+            with open_url(folder, settings) as answer:
+                listed = _html_files(answer.read().decode("utf-8", errors="replace"), answer.geturl())
+        except (OSError, ValueError):
+            return []
+        return [one for one in listed if one.file.startswith(f"{project}-")]
+    path = Path(unquote(urlsplit(folder).path) if folder.startswith("file://") else folder)
+    files = sorted(path.glob(f"{project}-*.whl")) if path.is_dir() else []
+    return [one for file in files if (one := _wheel(file.name, file.absolute().as_uri()))]
+
+
+def _wheel(file: str, url: str, **facts: object) -> WheelFile | None:
+    try:
+        version = parse_wheel_filename(file)[1]
+    except (InvalidWheelFilename, ValueError):
+        return None  # a source archive, or a name that pip could not install either
+    return WheelFile(file, url, version, **facts)  # type: ignore[arg-type]
+
+
+def _json_files(page: Mapping[str, object], base: str) -> list[WheelFile]:
+    files = page["files"]
+    assert isinstance(files, list)
+    listed = []
+    for one in files:
+        yanked = one.get("yanked", False)
+        metadata = one.get("core-metadata", one.get("dist-info-metadata", False))
+        wheel = _wheel(
+            one["filename"],
+            urljoin(base, one["url"]),
+            sha256=one.get("hashes", {}).get("sha256", ""),
+            requires_python=one.get("requires-python") or "",
+            yanked=None if yanked is False else yanked if isinstance(yanked, str) else "",
+            has_metadata=bool(metadata),
+        )
+        if wheel:
+            listed.append(wheel)
+    return listed
+
+
+def _html_files(text: str, base: str) -> list[WheelFile]:
+    reader = _Anchors(base)
+    reader.feed(text)
+    listed = []
+    for href, attributes in reader.anchors:
+        url, fragment = urldefrag(urljoin(reader.base, href))
+        digest = re.search(r"sha256=([0-9a-f]{64})", fragment)
+        metadata = attributes.get("data-core-metadata", attributes.get("data-dist-info-metadata", "false"))
+        wheel = _wheel(
+            unquote(urlsplit(url).path.rpartition("/")[2]),
+            url,
+            sha256=digest[1] if digest else "",
+            requires_python=attributes.get("data-requires-python") or "",
+            yanked=(attributes["data-yanked"] or "") if "data-yanked" in attributes else None,
+            has_metadata=metadata != "false",
+        )
+        if wheel:
+            listed.append(wheel)
+    return listed
+
+
+class _Anchors(html.parser.HTMLParser):
+    """Collects the links of a page and the address that they are relative to."""
+
+    def __init__(self, base: str) -> None:
+        super().__init__()
+        self.base = base
+        self.anchors: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        href = attributes.get("href")
+        if tag == "a" and href:
+            self.anchors.append((href, attributes))
+        elif tag == "base" and href:
+            self.base = urljoin(self.base, href)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def open_url(
+    url: str,
+    settings: IndexSettings,
+    *,
+    accept: str = "*/*",
+    ranged: str = "",
+    head: bool = False,
+    patience: float = _PATIENCE_SECONDS,
+) -> urllib.response.addinfourl:
+    """Ask as pip would: with its certificates, its proxy, and the name and password that stand in the address."""
+    address, authorization = _without_password(url)
+    headers = {"Accept": accept, **({"Range": ranged} if ranged else {}), **authorization}
+    request = urllib.request.Request(address, headers=headers, method="HEAD" if head else "GET")  # noqa: S310
+    if urlsplit(address).scheme not in ("http", "https"):
+        raise ValueError(f"not an address that can be asked: {address}")
+    answer: urllib.response.addinfourl = _opener(settings, urlsplit(address).hostname or "").open(
+        request, timeout=patience
+    )
+    return answer
+
+
+def _opener(settings: IndexSettings, host: str) -> urllib.request.OpenerDirector:
+    context = ssl.create_default_context(cafile=settings.certificates or None)
+    if any(host == trusted.partition(":")[0] for trusted in settings.trusted_hosts):
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    if settings.proxy:
+        handlers.append(urllib.request.ProxyHandler({"http": settings.proxy, "https": settings.proxy}))
+    return urllib.request.build_opener(*handlers)
+
+
+def _without_password(url: str) -> tuple[str, dict[str, str]]:
+    parts = urlsplit(url)
+    user, password = parts.username, parts.password
+    if user is None:
+        user, password = _from_netrc(parts.hostname or "")
+    if user is None:
+        return url, {}
+    token = base64.b64encode(f"{unquote(user)}:{unquote(password or '')}".encode()).decode()
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=host)), {"Authorization": f"Basic {token}"}
+
+
+def _from_netrc(host: str) -> tuple[str | None, str | None]:
+    try:
+        entry = netrc.netrc().authenticators(host)
+    except (OSError, netrc.NetrcParseError):
+        return None, None
+    return (entry[0], entry[2]) if entry else (None, None)
+
+
+def redacted(url: str) -> str:
+    """The address without the password that may stand in it: it goes into messages and logs."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"****@{host}" if "@" in parts.netloc else host))
+
+
+def newest_first(versions: Iterable[Version]) -> list[Version]:
+    return sorted(set(versions), reverse=True)

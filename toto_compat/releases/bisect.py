@@ -1,0 +1,210 @@
+"""`toto-compat bisect`: the release at which a gate flips, crosses a limit, or its figure changes at all."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from packaging.version import Version
+
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.request import CellRequest, Device
+from toto_compat.errors import EnvironmentBuildError, SelectionError, TotoCompatError
+from toto_compat.evidence.store import CellStore, load_run
+from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.expand import expand, named_profile, select
+from toto_compat.matrix.gates import Gate
+from toto_compat.matrix.request import matrix_request
+from toto_compat.matrix.schema import Matrix
+from toto_compat.matrix.selection import Selection
+from toto_compat.releases.observation import Criterion, Observation, observe
+from toto_compat.releases.search import Found, NoChange, NothingToCompare, Probe, State, Unseen, next_step
+from toto_compat.runtimes.plan import plan_run
+from toto_compat.runtimes.prepare import prepare_run
+from toto_compat.runtimes.progress import progress_for
+from toto_compat.runtimes.run import run_prepared
+from toto_compat.runtimes.seam import Runtime
+
+PROFILE = "bisect"  # a profile with the suites that the gate needs and no other; matrix.yaml may not have one so called
+
+Look = Callable[[str], Observation]  # a release in, what was seen of it out
+
+
+@dataclass(frozen=True)
+class Question:
+    """One cache, mode and settings along the releases of the matrix, through one gate."""
+
+    matrix: Matrix  # with the profile PROFILE
+    matrix_path: Path
+    criterion: Criterion
+    device: Device
+    cells: Mapping[str, tuple[CellName, ...]]  # by release, oldest first; several environments may have one release
+
+    @property
+    def releases(self) -> tuple[str, ...]:
+        return tuple(self.cells)
+
+    def request(self, cell: CellName) -> CellRequest:
+        return matrix_request(self.matrix, self.matrix_path, cell, PROFILE, self.device)
+
+    @property
+    def requests(self) -> dict[CellName, CellRequest]:
+        return {cell: self.request(cell) for cells in self.cells.values() for cell in cells}
+
+
+@dataclass
+class Search:
+    """A search under way: what is known of each release, and in which order it was looked at."""
+
+    releases: tuple[str, ...]
+    seen: dict[str, Observation] = field(default_factory=dict)
+    path: list[Observation] = field(default_factory=list)  # looks that were taken for this search
+
+    @property
+    def states(self) -> list[State]:
+        return [_state(self.seen.get(release)) for release in self.releases]
+
+    def note_stored(self, seen: Observation) -> None:
+        """Keep what an earlier run left; the newest run of a release comes first and counts."""
+        if seen.release in self.releases:
+            self.seen.setdefault(seen.release, seen)
+
+    def follow(self, look: Look) -> Found | NoChange | NothingToCompare:
+        """Look where the search says until it has an answer."""
+        while isinstance(step := next_step(self.states), Probe):
+            release = self.releases[step.at]
+            self.seen[release] = look(release)
+            self.path.append(self.seen[release])
+        return step
+
+
+def _state(seen: Observation | None) -> State:
+    if seen is None:
+        return Unseen.UNKNOWN
+    return Unseen.SKIPPED if seen.state is None else seen.state
+
+
+# --- the question -----------------------------------------------------------------------------------------------------
+
+
+def ask(
+    matrix: Matrix,
+    matrix_path: Path,
+    selector: str,
+    criterion: Criterion,
+    *,
+    profile: str,
+    device: Device,
+    good: str | None,
+    bad: str | None,
+) -> Question:
+    """Make a question of the command line; what does not name one cell along several releases is told."""
+    own = narrowed(matrix, profile, criterion.gate)
+    cells = _selected(own, selector)
+    kinds = {(cell.cache, cell.mode, cell.settings, cell.workload) for cell in cells}
+    if len(kinds) > 1:
+        told = ", ".join(sorted({cell.partition("/")[2] for cell in cells}))
+        raise SelectionError(
+            f"{selector!r} names several rows: {told}", hint="bisect follows one cache in one mode: upstream/default"
+        )
+    by_release: dict[str, list[CellName]] = {}
+    for cell in cells:
+        by_release.setdefault(matrix.environments[cell.environment].torch, []).append(cell)
+    releases = _between(sorted(by_release, key=Version), good, bad)
+    # a CPU build is a tenth of a CUDA build's size, and on a CPU it is the same code
+    ordered = {
+        release: tuple(
+            sorted(
+                by_release[release],
+                key=lambda cell: (matrix.environments[cell.environment].device != device, len(cell)),
+            )
+        )
+        for release in releases
+    }
+    return Question(own, matrix_path, criterion, device, ordered)
+
+
+def narrowed(matrix: Matrix, profile_name: str, gate: Gate) -> Matrix:
+    """The matrix with a profile that runs the gate's suite on the first workload of another, and nothing else."""
+    profile = named_profile(matrix, profile_name)
+    own = profile.model_copy(
+        update={
+            "suites": (gate.rule.suite,),
+            "workloads": profile.workloads[:1],
+            "unannounced_shapes": False,
+            "repeats": 1,
+            "only_when_named": (),
+        }
+    )
+    return matrix.model_copy(update={"profiles": {**matrix.profiles, PROFILE: own}})
+
+
+def _selected(matrix: Matrix, selector: str) -> list[CellName]:
+    cells = expand(matrix, PROFILE)
+    rows = [cell for cell in cells if fnmatchcase(cell.partition("/")[2], selector)]
+    # `upstream/default` is the natural thing to say here, where the environment is what is searched
+    return rows or select(cells, [selector])
+
+
+def _between(releases: Sequence[str], good: str | None, bad: str | None) -> list[str]:
+    ends = sorted((one for one in (good, bad) if one), key=Version)
+    for end in ends:
+        if end not in releases:
+            raise SelectionError(
+                f"the matrix has no environment with torch {end} among these cells",
+                hint=f"it has {', '.join(releases)}; `toto-compat releases --add {end}` adds one",
+            )
+    if good and bad:
+        low, high = ends[0], ends[-1]
+    elif ends:
+        low, high = (ends[0], releases[-1])
+    else:
+        low, high = releases[0], releases[-1]
+    chosen = [one for one in releases if Version(low) <= Version(one) <= Version(high)]
+    if len(chosen) < 2:
+        raise SelectionError(
+            f"only torch {', '.join(chosen)} is between the ends", hint="a change needs two releases at least"
+        )
+    return chosen
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def look_by_running(
+    question: Question, release: str, *, runtime: Runtime, store: CellStore, results: Path
+) -> Observation:
+    """Build the environment of a release and run its cell. What cannot be built or run is skipped, with the reason."""
+    cell = question.cells[release][0]
+    environment = question.matrix.environments[cell.environment]
+
+    def skipped(why: str) -> Observation:
+        return Observation(environment.torch, cell.environment, "run now", None, f"skipped: {why}")
+
+    workload = cell.workload or question.matrix.profiles[PROFILE].workloads[0]
+    selection = Selection(
+        question.matrix,
+        question.matrix_path,
+        (cell,),
+        (),
+        question.device,
+        {workload: question.matrix.workloads[workload]},
+    )
+    asked = Asked((cell,), profile=PROFILE, jobs=1, run=cell.environment, results=results)
+    try:
+        plan = plan_run(selection, runtime, store, asked)
+        with progress_for(1) as progress:
+            prepared = prepare_run(plan, selection, runtime=runtime, store=store, asked=asked, progress=progress)
+            folder = run_prepared(
+                prepared, plan, selection, runtime=runtime, store=store, asked=asked, progress=progress
+            )
+        [stored] = load_run(folder).cells
+    except EnvironmentBuildError as error:
+        return skipped(f"it does not install: {_line(error)}")
+    seen = observe(stored, question.criterion, "from the store" if stored.reused else "run now")
+    return seen if seen.state is not None else replace(seen, why=f"skipped: {seen.why}")
+
+
+def _line(error: TotoCompatError) -> str:
+    lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+    return " ".join([lines[0], *lines[-1:]]) if len(lines) > 1 else lines[0]

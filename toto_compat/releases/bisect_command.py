@@ -1,0 +1,229 @@
+"""The command line of `toto-compat bisect`: the path taken, what was seen on both sides, and what changed."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.environments.virtualenv import venv_folder
+from toto_compat.errors import ExitCode, SelectionError
+from toto_compat.evidence.files import cache_folder, check_writable, write_atomically
+from toto_compat.evidence.store import CellStore
+from toto_compat.matrix.document import nearest_name
+from toto_compat.matrix.expand import gate_limits
+from toto_compat.matrix.gates import Gate
+from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
+from toto_compat.matrix.schema import Matrix
+from toto_compat.releases.bisect import Question, Search, ask, look_by_running
+from toto_compat.releases.command import ReleaseNumber
+from toto_compat.releases.difference import count_changes, reason_changes, reason_lines
+from toto_compat.releases.observation import Criterion, Observation, stored_observations
+from toto_compat.releases.search import Found, NoChange, NothingToCompare
+from toto_compat.runtimes.device import choose_device
+from toto_compat.runtimes.open import open_runtime
+from toto_compat.runtimes.progress import say
+from toto_compat.runtimes.prune import remove
+from toto_compat.runtimes.seam import Runtime
+from toto_compat.workflow import sigterm_as_interrupt
+
+FOLDER = "bisects"
+
+
+@click.command("bisect")
+@click.argument("gate")
+@click.argument("selector")
+@click.option("--good", type=ReleaseNumber(), metavar="VERSION", help="One end.  [default: the oldest of the matrix]")
+@click.option("--bad", type=ReleaseNumber(), metavar="VERSION", help="The other end.  [default: the newest]")
+@click.option("--limit", type=float, metavar="N", help="Another limit than matrix.yaml's: when does it cross this one?")
+@click.option(
+    "--any-change", is_flag=True, help="When does the figure change at all? Also where the gate always fails."
+)
+@click.option("--profile", default="quick", show_default=True, help="Whose workload is run; of its suites the gate's.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--stored-only", is_flag=True, help="Build and run nothing: answer from stored evidence as far as it goes."
+)
+@click.option("--fresh", is_flag=True, help="Leave stored evidence aside: every look is a run.")
+@click.option("--keep-environments", is_flag=True, help="Do not remove the virtualenvs that were built for the search.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@matrix_option
+def bisect_command(gate: str, selector: str, **asked: Any) -> None:
+    """Find the release at which GATE flips for the cache and mode that SELECTOR names (upstream/default).
+
+    Stored evidence is taken first; what is missing is run, one environment at a time, each removed after its look. A
+    release that does not install is skipped. Every look is a virtualenv on this machine."""
+    if asked["limit"] is not None and asked["any_change"]:
+        raise click.UsageError("--limit and --any-change are two questions: ask one of them")
+    path = find_matrix_file(asked["matrix_file"])
+    matrix = load_matrix(path)
+    criterion = criterion_of(matrix, gate, asked["profile"], asked["limit"], any_change=asked["any_change"])
+    good, bad = (str(one) if one is not None else None for one in (asked["good"], asked["bad"]))
+    device = choose_device(asked["device"])
+    question = ask(matrix, path, selector, criterion, profile=asked["profile"], device=device, good=good, bad=bad)
+    with sigterm_as_interrupt():
+        search, answer = run_search(question, asked)
+    told = as_data(question, search, answer)
+    click.echo(json.dumps(told, indent=2) if asked["as_json"] else "\n".join(answer_lines(question, search, answer)))
+    if not isinstance(answer, Found):
+        sys.exit(ExitCode.NOT_REPRODUCED)
+
+
+def criterion_of(matrix: Matrix, name: str, profile: str, limit: float | None, *, any_change: bool) -> Criterion:
+    """The gate by its name, with the limit that holds under the profile or the one that was given."""
+    if name not in list(Gate):
+        nearest = nearest_name(name, [gate.value for gate in Gate])
+        told = f"did you mean {nearest}?" if nearest else f"there are {', '.join(Gate)}"
+        raise SelectionError(f"there is no gate {name!r}", hint=told)
+    gate = Gate(name)
+    if limit is not None:
+        return Criterion(gate, GateLimit(min=limit) if gate.rule.larger_is_better else GateLimit(max=limit))
+    known = gate_limits(matrix, profile).get(gate)
+    if known is None and not any_change:
+        raise SelectionError(f"{name} has no limit under profile {profile}", hint="give one with --limit N")
+    return Criterion(gate, known or GateLimit(max=0), any_change)
+
+
+def run_search(question: Question, asked: dict[str, Any]) -> tuple[Search, Found | NoChange | NothingToCompare]:
+    """Take what is stored, then look at releases until the answer is known."""
+    search = Search(question.releases)
+    store = CellStore(cache_folder() / "evidence")
+    if not asked["fresh"]:
+        for seen in stored_observations(
+            question.requests, question.criterion, results=asked["results"], store=store.folder
+        ):
+            search.note_stored(seen)
+    say(
+        f"looking for the release at which {question.criterion.text}, {len(question.releases)} releases from "
+        f"{question.releases[0]} to {question.releases[-1]}"
+    )
+    for seen in search.seen.values():
+        say(f"  stored: {seen.text}")
+    if asked["stored_only"]:
+
+        def look(release: str) -> Observation:
+            return Observation(release, "", "not run", None, "no stored evidence")
+
+        return search, search.follow(look)
+    folder = asked["results"] / FOLDER / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-{question.criterion.gate.value}"
+    check_writable(folder)
+    runtime = open_runtime("venv", limits=question.matrix.limits, device=question.device)
+
+    def run(release: str) -> Observation:
+        say(f"  looking at torch {release}")
+        with pruned_after(question, release, runtime, keep=asked["keep_environments"]):
+            seen = look_by_running(question, release, runtime=runtime, store=store, results=folder)
+        say(f"  {seen.text}")
+        return seen
+
+    try:
+        answer = search.follow(run)
+    except KeyboardInterrupt:
+        runtime.stop()
+        raise
+    write_atomically(folder / "bisect.json", json.dumps(as_data(question, search, answer), indent=1) + "\n")
+    say(f"the runs behind this: {folder}")
+    return search, answer
+
+
+@contextmanager
+def pruned_after(question: Question, release: str, runtime: Runtime, *, keep: bool) -> Iterator[None]:
+    """Remove the virtualenv of a look if the look had it built: one lies on the disk at a time, 5 to 7 GB."""
+    name = question.cells[release][0].environment
+    environment = question.matrix.environments[name]
+    was_there = runtime.lock_of(name, environment) is not None
+    cached = os.environ.get("PIP_NO_CACHE_DIR")
+    if not was_there and not keep:
+        os.environ["PIP_NO_CACHE_DIR"] = "1"  # else pip keeps the gigabytes that are removed below
+    try:
+        yield
+    finally:
+        if cached is None:
+            os.environ.pop("PIP_NO_CACHE_DIR", None)
+        folder = venv_folder(name, environment)
+        if not was_there and not keep and folder.exists():
+            started = time.monotonic()
+            remove(folder)
+            say(f"  {name}: its virtualenv is removed ({time.monotonic() - started:.0f} s)")
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
+
+
+def answer_lines(question: Question, search: Search, answer: Found | NoChange | NothingToCompare) -> list[str]:
+    """Say what was found, how, and what is different on the two sides."""
+    row = next(iter(question.cells.values()))[0].partition("/")[2]
+    lines = [f"{row}: {_headline(search, answer)}"]
+    if isinstance(answer, Found):
+        before, after = (search.seen[search.releases[place]] for place in (answer.before, answer.after))
+        lines += ["", f"  before  {before.text}", f"  after   {after.text}"]
+        if before.cell is not None and after.cell is not None:
+            changes = [*count_changes(before.cell, after.cell), *reason_lines(reason_changes(before.cell, after.cell))]
+            lines += ["", "what changed:", *(f"  {line}" for line in changes or ["nothing else that was recorded"])]
+    lines += ["", f"path: {len(search.path)} of {len(search.releases)} releases were run"]
+    lines += [f"  {number}. {seen.text}" for number, seen in enumerate(search.path, 1)]
+    taken = [seen for seen in search.seen.values() if seen not in search.path]
+    if taken:
+        lines += ["stored evidence:", *(f"  {seen.text}" for seen in taken)]
+    return lines
+
+
+def _headline(search: Search, answer: Found | NoChange | NothingToCompare) -> str:
+    names = search.releases
+    if isinstance(answer, NothingToCompare):
+        return "fewer than two releases could be looked at: nothing can be said"
+    if isinstance(answer, NoChange):
+        unseen = [names[place] for place in answer.unseen]
+        hidden = (
+            f"; not looked at: {', '.join(unseen)}, a change that was undone again would not show" if unseen else ""
+        )
+        return f"no change between torch {names[answer.first]} and {names[answer.last]}{hidden}"
+    text = f"changed with torch {names[answer.after]}, {names[answer.before]} was the last before it"
+    if answer.skipped:
+        text += f"; {', '.join(names[place] for place in answer.skipped)} could not be looked at and may be the one"
+    if answer.others:
+        more = ", ".join(f"between {names[first]} and {names[second]}" for first, second in answer.others)
+        text += f". It is not the only change: also {more}"
+    return text
+
+
+def as_data(question: Question, search: Search, answer: Found | NoChange | NothingToCompare) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": type(answer).__name__}
+    if isinstance(answer, Found):
+        found |= {
+            "before": search.releases[answer.before],
+            "after": search.releases[answer.after],
+            "skipped": [search.releases[place] for place in answer.skipped],
+            "other_changes": [[search.releases[one] for one in pair] for pair in answer.others],
+        }
+    return {
+        "schema": 1,
+        "gate": question.criterion.gate.value,
+        "question": question.criterion.text,
+        "device": question.device.value,
+        "releases": list(search.releases),
+        "answer": found,
+        "path": [_observed(seen) for seen in search.path],
+        "stored": [_observed(seen) for seen in search.seen.values() if seen not in search.path],
+    }
+
+
+def _observed(seen: Observation) -> dict[str, Any]:
+    return {
+        "torch": seen.release,
+        "environment": seen.environment,
+        "source": seen.source,
+        "seen": seen.why,
+        "value": seen.judged.value if seen.judged else None,
+        "skipped": seen.state is None,
+        "installed_torch": seen.cell.provenance.torch if seen.cell else None,
+        "stored": seen.cell.stored if seen.cell else None,
+    }

@@ -1,0 +1,121 @@
+"""One release seen through one gate: its state, the evidence behind it, and where that comes from."""
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import Version
+
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.request import CellRequest
+from toto_compat.contract.result import Outcome
+from toto_compat.errors import StorageError
+from toto_compat.evidence.store import StoredCell, list_runs, load_run, read_cell
+from toto_compat.matrix.gates import Gate
+from toto_compat.verdict.judge import JudgedGate, Status, judge
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What makes two releases differ: the gate's verdict by a limit, or its figure itself."""
+
+    gate: Gate
+    limit: GateLimit
+    any_change: bool = False
+
+    @property
+    def text(self) -> str:
+        if self.any_change:
+            return f"the figure of {self.gate.value} changes"
+        return f"{self.gate.value} crosses its limit ({self.limit.text})"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A look at a release. `state` None: there was nothing to see, and `why` says so."""
+
+    release: str
+    environment: str
+    source: str  # 'reference/cpu', 'the store of finished cells', 'run now'
+    state: Hashable | None
+    why: str
+    cell: StoredCell | None = None
+    judged: JudgedGate | None = None
+
+    @property
+    def text(self) -> str:
+        return f"{self.release}: {self.why} ({self.source})"
+
+
+def observe(cell: StoredCell, criterion: Criterion, source: str) -> Observation:
+    """Look at a finished cell through the gate."""
+    judged = judge(cell, {criterion.gate: criterion.limit}).gates.get(criterion.gate)
+    state, why = _state(cell, judged, criterion)
+    return Observation(cell.request.environment.torch, cell.cell.environment, source, state, why, cell, judged)
+
+
+def _state(cell: StoredCell, judged: JudgedGate | None, criterion: Criterion) -> tuple[Hashable | None, str]:
+    if judged is None:
+        return None, f"{criterion.gate.value} does not apply"
+    if judged.status not in (Status.PASS, Status.FAIL):
+        told = f": {cell.failure.message.splitlines()[0]}" if cell.failure and cell.failure.message else ""
+        return None, f"{judged.status.value}, {judged.reason}{told if told.strip(': ') not in judged.reason else ''}"
+    if not criterion.any_change:
+        return judged.status.value, f"{judged.status.value}, {judged.reason}"
+    evidence = cell.evidence[criterion.gate.rule.suite]
+    if evidence.outcome is Outcome.MODEL_FAILED or judged.value is None:
+        return "raised", judged.reason
+    return judged.value, f"{criterion.gate.value} {judged.value:g}"
+
+
+def stored_observations(
+    wanted: Mapping[CellName, CellRequest], criterion: Criterion, *, results: Path, store: Path
+) -> Iterator[Observation]:
+    """Look at what earlier runs left: in the results folder, the newest first, then in the store of finished cells."""
+    for name in reversed(list_runs(results)):
+        try:
+            cells = load_run(results / name).cells
+        except StorageError:
+            continue  # a damaged run is no evidence; `report` names it
+        yield from _usable(cells, wanted, criterion, name)
+    for path in sorted(store.glob("*/*.json")):
+        head = path.read_bytes()[:400].decode("utf-8", errors="replace")
+        if not any(f'"{name}"' in head for name in wanted):
+            continue
+        try:
+            cell = read_cell(path)
+        except StorageError:
+            continue
+        yield from _usable((cell,), wanted, criterion, "the store of finished cells")
+
+
+def _usable(
+    cells: tuple[StoredCell, ...], wanted: Mapping[CellName, CellRequest], criterion: Criterion, source: str
+) -> Iterator[Observation]:
+    for cell in cells:
+        request = wanted.get(cell.cell)
+        if request is not None and is_the_same_question(cell, request, criterion.gate):
+            seen = observe(cell, criterion, source)
+            if seen.state is not None:
+                yield seen
+
+
+def is_the_same_question(cell: StoredCell, request: CellRequest, gate: Gate) -> bool:
+    """Tell if a stored cell answers what would be asked now: counts of another workload or suite are other counts."""
+    suite, then = gate.rule.suite, cell.request
+    evidence = cell.evidence.get(suite)
+    return (
+        evidence is not None
+        and evidence.version == suite.rule.version
+        and then.workload == request.workload
+        and then.settings == request.settings
+        and then.speaks_of is request.speaks_of
+        and then.environment.toto_ts == request.environment.toto_ts
+        and then.cache.source == request.cache.source == "builtin"
+        and not then.lower_only
+    )
+
+
+def in_order(releases: Iterator[str] | list[str]) -> list[str]:
+    return sorted(dict.fromkeys(releases), key=Version)
