@@ -124,3 +124,10 @@ def repro(session: nox.Session) -> None:
     """Run a production incident again: `-- incidents/2025-10-30-recompile-limit.yaml`."""
     install(session)
     session.run("toto-compat", "repro", *session.posargs, interrupt_timeout=60, terminate_timeout=20)
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Inject faults into runs, resume them, and print what was lost: `-- --only NAME --seed N --moments 20`."""
+    install(session, "test")
+    session.run("python", "-m", "tests.faults", *session.posargs, interrupt_timeout=60, terminate_timeout=20)

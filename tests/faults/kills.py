@@ -1,0 +1,96 @@
+"""SIGKILL at seeded moments of a run: of the runner, of a cell, of a supervisor, of everything at once."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from tests.faults.outcome import Campaign, Outcome, named
+from tests.faults.trial import Damage, Ended, Runner, promises, resumed
+
+CELL_NOT_RUN = 6
+
+
+def killed(pids: list[int]) -> int:
+    count = 0
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            count += 1
+    return count
+
+
+def runner(campaign: Campaign) -> Iterator[Outcome]:
+    """Halt the runner before a call that changes a file, and kill it there."""
+    yield from _killed_runner(campaign, "runner", lambda one: one.kill() or 1)  # type: ignore[func-returns-value]
+
+
+def runner_and_supervisors(campaign: Campaign) -> Iterator[Outcome]:
+    """As a session's end or the kernel does that kills all it sees: nobody is left to end the cells."""
+
+    def kill_both(one: Runner) -> int:
+        supervisors = one.children()
+        one.kill()
+        return 1 + killed(supervisors)
+
+    yield from _killed_runner(campaign, "runner and supervisors", kill_both, of_a_cell)
+
+
+def _killed_runner(
+    campaign: Campaign,
+    name: str,
+    kill: Callable[[Runner], int],
+    wanted: Callable[[str], bool] = lambda _: True,
+) -> Iterator[Outcome]:
+    for turn, number in enumerate(campaign.moments_of(name, wanted)):
+        arguments = ("--run", "same") if turn % 2 else ()  # half of them go on in the same folder
+        with campaign.trial() as trial:
+            hit = trial.start(*arguments, fault={"FAULT_AT": str(number), "FAULT_KIND": "stop"})
+            moment = f"{number}: {named(campaign.calls()[number - 1])}"
+            if not hit.until_halted():
+                ended = hit.wait()
+                yield Outcome(moment, "the run had ended before", Damage(broken=tuple(promises(ended, 0))))
+                continue
+            count = kill(hit)
+            hit.wait()
+            had = len(trial.kept())
+            damage = resumed(trial, *arguments)
+            yield Outcome(moment, f"{count} killed, {had} cells kept, resumed", damage)
+
+
+def of_a_cell(call: str) -> bool:
+    return call.startswith("write ") and call.endswith("/cell.log")
+
+
+def cell(campaign: Campaign) -> Iterator[Outcome]:
+    """Kill the process of a cell that runs: it is an error of that cell, the others go on."""
+    yield from _killed_below(campaign, "cell", lambda one: one.cells())
+
+
+def supervisor(campaign: Campaign) -> Iterator[Outcome]:
+    """Kill what stands between runner and cell: the cell must not live on without it."""
+    yield from _killed_below(campaign, "supervisor", lambda one: one.children())
+
+
+def _killed_below(campaign: Campaign, name: str, victims: Callable[[Runner], list[int]]) -> Iterator[Outcome]:
+    for number in campaign.moments_of(name, of_a_cell):
+        with campaign.trial(behaviours={}) as trial:
+            hit = trial.start(fault={"FAULT_AT": str(number), "FAULT_KIND": "stop"})
+            moment = f"{number}: {named(campaign.calls()[number - 1])}"
+            if not hit.until_halted():
+                ended = hit.wait()
+                yield Outcome(moment, "the run had ended before", Damage(broken=tuple(promises(ended, 0))))
+                continue
+            alive = victims(hit)
+            count = killed(alive[:1])
+            hit.go_on()
+            ended = hit.wait()
+            broken = promises(ended, 0, CELL_NOT_RUN)
+            had = len(trial.kept())
+            damage = resumed(trial)
+            happened = f"{'killed' if count else 'had just ended'}, {how(ended)}, {had} cells kept, resumed"
+            yield Outcome(moment, happened, Damage(damage.lost, damage.left, (*broken, *damage.broken)))
+
+
+def how(ended: Ended) -> str:
+    return f"exit code {ended.code}" if ended.code >= 0 else f"signal {-ended.code}"
