@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 OUT_OF_MEMORY_LINE = "::supervisor out_of_memory"
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 2.0  # each look walks /proc: a share of a core that a timing loop should not feel
 _GRACE_SECONDS = 5.0
@@ -84,12 +85,18 @@ def reap() -> None:
             return
 
 
+def die_with_supervisor() -> None:
+    """Have the kernel end the cell if the supervisor is killed; what the cell started the runner finds."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def main(arguments: list[str]) -> int:
     memory_limit, command = int(arguments[0]), arguments[1:]
     if sys.platform == "linux":
         # orphans of the cell come to us instead of init, so that kill_tree finds them
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    cell = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    cell = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_supervisor)
     pidfd = os.pidfd_open(cell.pid) if hasattr(os, "pidfd_open") else None
     watched = [sys.stdin.fileno()] + ([pidfd] if pidfd is not None else [])
     while cell.poll() is None:
