@@ -1,14 +1,17 @@
 """SIGKILL at seeded moments of a run: of the runner, of a cell, of a supervisor, of everything at once."""
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from tests.faults.outcome import Campaign, Outcome, named
-from tests.faults.trial import Damage, Ended, Runner, promises, resumed
+from tests.faults.trial import CELLS, Damage, Ended, Runner, command_of, promises, resumed
 
 CELL_NOT_RUN = 6
+PLACES = ("begin", "before its result", "after its result")
 
 
 def killed(pids: list[int]) -> int:
@@ -73,23 +76,32 @@ def supervisor(campaign: Campaign) -> Iterator[Outcome]:
 
 
 def _killed_below(campaign: Campaign, name: str, victims: Callable[[Runner], list[int]]) -> Iterator[Outcome]:
-    for number in campaign.moments_of(name, of_a_cell):
-        with campaign.trial(behaviours={}) as trial:
-            hit = trial.start(fault={"FAULT_AT": str(number), "FAULT_KIND": "stop"})
-            moment = f"{number}: {named(campaign.calls()[number - 1])}"
-            if not hit.until_halted():
-                ended = hit.wait()
-                yield Outcome(moment, "the run had ended before", Damage(broken=tuple(promises(ended, 0))))
-                continue
-            alive = victims(hit)
-            count = killed(alive[:1])
-            hit.go_on()
+    draw = campaign.random(name)
+    every = [(cell, place) for cell in sorted(CELLS) for place in PLACES]
+    for turn, (victim, place) in enumerate(draw.sample(every, len(every)) + draw.sample(every, len(every))):
+        if turn == campaign.moments:
+            return
+        with campaign.trial(waits=(victim, place)) as trial:
+            with trial.gate_shut():
+                hit = trial.start()
+                waiting = hit.until_waiting()
+                count = killed([pid for pid in victims(hit) if is_of(pid, victim)]) if waiting else 0
             ended = hit.wait()
-            broken = promises(ended, 0, CELL_NOT_RUN)
+            broken = promises(ended, 0, CELL_NOT_RUN) + ([] if count else ["nothing was there to kill"])
             had = len(trial.kept())
+            trial.waits = ()
+            trial.give_orders()
             damage = resumed(trial)
-            happened = f"{'killed' if count else 'had just ended'}, {how(ended)}, {had} cells kept, resumed"
-            yield Outcome(moment, happened, Damage(damage.lost, damage.left, (*broken, *damage.broken)))
+            happened = f"{how(ended)}, {had} of {len(CELLS)} cells kept, resumed"
+            yield Outcome(f"{victim} {place}", happened, Damage(damage.lost, damage.left, (*broken, *damage.broken)))
+
+
+def is_of(pid: int, cell: str) -> bool:
+    """Tell if a process is that of a cell, or of its supervisor, by the request that its command names."""
+    for word in command_of(pid).split(b"\0"):
+        if word.endswith(b"/request.json"):
+            return bool(json.loads(Path(os.fsdecode(word)).read_bytes())["cell"] == cell)
+    return False
 
 
 def how(ended: Ended) -> str:

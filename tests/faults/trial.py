@@ -1,5 +1,6 @@
 """One trial of a fault: a project of its own, a runner that can be hit at an exact moment, and what was lost by it."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,9 +71,13 @@ class Trial:
     folder: Path
     shim: Path
     behaviours: dict[str, str] = field(default_factory=dict)
+    waits: tuple[str, ...] = ()  # a cell, and where it stands still while the gate is shut
     minutes: float = 1.0
     memory: str = "1g"
     flood_blocks: int = 100
+    python: str = ""  # of another interpreter: then the cells are real ones
+    probe: bool = False  # ask that interpreter first, as a run does
+    variables: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)
@@ -80,12 +86,25 @@ class Trial:
     def give_orders(self) -> None:
         matrix = MATRIX.replace("MINUTES", f"{self.minutes:g}").replace("MEMORY", self.memory)
         (self.folder / "matrix.yaml").write_text(matrix, encoding="utf-8")
-        orders = {"ledger": str(self.ledger), "behaviours": self.behaviours, "flood_blocks": self.flood_blocks}
+        orders: dict[str, object] = {"ledger": str(self.ledger), "behaviours": self.behaviours, "flood_blocks": self.flood_blocks}
+        orders |= {"gate": str(self.gate), "waits": list(self.waits), "python": self.python, "probe": self.probe}
+        self.gate.touch()
         self.orders.write_text(json.dumps(orders), encoding="utf-8")
 
     @property
     def orders(self) -> Path:
         return self.folder / "orders.json"
+
+    @property
+    def gate(self) -> Path:
+        return self.folder / "gate"
+
+    @contextmanager
+    def gate_shut(self) -> Iterator[None]:
+        """Have the cell that waits stand still."""
+        with self.gate.open("w") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            yield
 
     @property
     def ledger(self) -> Path:
@@ -113,6 +132,7 @@ class Trial:
         """Start a runner on everything there is to run; `fault` says what the shim does to it."""
         variables = {name: value for name, value in os.environ.items() if not name.startswith(("FAULT_", "LD_"))}
         variables |= {"PYTHONPATH": str(ROOT), "TOTO_COMPAT_CACHE": str(self.cache), "PYTHONDONTWRITEBYTECODE": "1"}
+        variables |= self.variables
         if fault is not None:
             variables |= {
                 "LD_PRELOAD": str(self.shim),
@@ -187,6 +207,14 @@ class Runner:
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)
+
+    def until_waiting(self) -> bool:
+        """Wait until the cell that was told to stands at the gate; False if the run came to its end before that."""
+        while not self.trial.entries("waiting"):
+            if self.process.poll() is not None:
+                return False
+            time.sleep(0.02)
+        return True
 
     def kill(self) -> None:
         self.process.kill()

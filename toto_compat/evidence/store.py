@@ -164,7 +164,9 @@ def check_run_name(name: str) -> None:
 
 
 def cell_path(run_folder: Path, cell: str) -> Path:
-    """A cell's name is its path in the run."""
+    """A cell's name is its path in the run; one out of a file from elsewhere must not lead out of it."""
+    if {".", ".."} & set(cell.split("/")) or "\0" in cell:
+        raise StorageError(f"{run_folder}: {cell!r} is no name of a cell", hint="the run is damaged: run it again")
     return run_folder / "cells" / f"{cell}.json"
 
 

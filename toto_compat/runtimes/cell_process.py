@@ -24,6 +24,7 @@ CELL_COMMAND = ("-m", "toto_compat.cell")
 REQUEST_FILE = "request.json"
 RESULT_FILE = "result.json"
 LOG_FILE = "cell.log"
+CGROUP_VARIABLE = "TOTO_COMPAT_CGROUP"  # a control group of the user's in which each cell gets one of its own
 INSIDE = "inside"  # of a cell's folder: the part that its container can write to
 
 WORK = "work"  # of the folder that a cell can write to: its work folder
@@ -55,7 +56,8 @@ class CellProcesses:
         self, command: list[str], *, env: dict[str, str], folder: Path, timeout: float, memory: int, on_line: OnLine
     ) -> ProcessEnd:
         """Run to the end, the timeout, the memory limit or stop(); nothing of it is alive afterwards."""
-        supervisor = [sys.executable, "-I", "-S", str(Path(supervise.__file__)), str(memory)]
+        limit = "@".join([str(memory), *filter(None, [os.environ.get(CGROUP_VARIABLE)])])
+        supervisor = [sys.executable, "-I", "-S", str(Path(supervise.__file__)), limit]
         with self._guard:
             if self._stopping:
                 return ProcessEnd(code=128 + signal.SIGINT, stopped=True)

@@ -1,7 +1,6 @@
 """Running what was prepared: each cell's file is written once, when the cell ends. The run's folder is what is left."""
 
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.expand import gate_limits
 from toto_compat.matrix.load import matrix_hash
 from toto_compat.matrix.selection import Selection
-from toto_compat.matrix.toto_source import is_release
+from toto_compat.matrix.toto_source import is_release, without_password
 from toto_compat.matrix.user_cache import BUILTIN, split_source
 from toto_compat.runtimes.executors import executor
 from toto_compat.runtimes.local import FinishedCell, ReadyCell
@@ -141,9 +140,13 @@ def without_places(request: CellRequest) -> CellRequest:
         changes["checkpoint_folder"] = Path(request.checkpoint_folder).name
     if (named := request.workload.checkpoint) is not None and Path(named).is_absolute():
         changes["workload"] = request.workload.model_copy(update={"checkpoint": Path(named).name})
-    if not is_release(toto := request.environment.toto_ts):
-        named = re.sub(r"//[^/@]*@", "//", toto) if toto.startswith("git+") else Path(toto).name
-        changes["environment"] = request.environment.model_copy(update={"toto_ts": named})
+    environment = request.environment
+    if not is_release(toto := environment.toto_ts):
+        named = without_password(toto) if toto.startswith("git+") else Path(toto).name
+        environment = environment.model_copy(update={"toto_ts": named})
+    if environment.index is not None:
+        environment = environment.model_copy(update={"index": without_password(environment.index)})
+    changes["environment"] = environment
     return request.model_copy(update=changes)
 
 
