@@ -138,3 +138,21 @@ def repro(session: nox.Session) -> None:
     """Run a production incident again: `-- incidents/2025-10-30-recompile-limit.yaml [--explain]`."""
     install(session)
     session.run("toto-compat", "repro", *session.posargs, interrupt_timeout=60, terminate_timeout=20)
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Ask for known vulnerabilities of every locked package; skipped, and said so, where nobody can be asked."""
+    session.install("pip-audit")
+    told = session.run("python", str(ROOT / "docker" / "audit.py"), *session.posargs, success_codes=[0, 3], silent=True)
+    if isinstance(told, str):
+        session.log(told.strip())
+        if "NOT AUDITED" in told:
+            session.skip("the vulnerability data cannot be reached from here: nothing was audited")
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Inject faults into runs, resume them, and print what was lost: `-- --only NAME --seed N --moments 20`."""
+    install(session, "test")
+    session.run("python", "-m", "tests.faults", *session.posargs, interrupt_timeout=60, terminate_timeout=20)

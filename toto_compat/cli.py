@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import click
 
+from toto_compat.contract.log_line import printable
 from toto_compat.errors import ExitCode, MissingExtraError, TotoCompatError
 
 # What the extra `matrix` brings, as it is imported: a slim install lacks it.
@@ -41,6 +42,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Get the wheels of environments for a build without network.",
     ),
     "lock": ("toto_compat.environments.locks:lock_command", "Pin every package of environments with its hash."),
+    "sbom": ("toto_compat.environments.sbom:sbom_command", "What an environment consists of, as CycloneDX JSON."),
     "shell": ("toto_compat.runtimes.shell:shell_command", "An interactive shell in an environment, as a cell sees it."),
     "repro": (
         "toto_compat.repro.command:repro_command",
@@ -102,7 +104,8 @@ def main() -> NoReturn:
     try:
         ended = cli(standalone_mode=False)
     except TotoCompatError as error:
-        click.echo(f"error: {error}", err=True)
+        # a message may quote a log or a file of somebody else's
+        click.echo("\n".join(printable(line) for line in f"error: {error}".split("\n")), err=True)
         sys.exit(error.code)
     except ModuleNotFoundError as error:
         missing = missing_extra(error)

@@ -2,7 +2,6 @@
 
 import os
 import platform
-from pathlib import Path
 
 import docker
 import docker.errors
@@ -10,13 +9,14 @@ import requests
 from docker.models.containers import Container
 
 from toto_compat.environments.engine import LABEL
+from toto_compat.evidence.makers import pid_namespace, process_start
 
 RUNNER_LABEL = f"{LABEL}.runner"
 
 
 def runner_label() -> str:
     """Name this process, so that a later run can tell if it still lives."""
-    return f"{platform.node()}:{os.getpid()}:{_process_start(os.getpid())}:{_pid_namespace()}"
+    return f"{platform.node()}:{os.getpid()}:{process_start(os.getpid())}:{pid_namespace()}"
 
 
 def remove_leftovers(client: docker.DockerClient) -> list[str]:
@@ -49,23 +49,7 @@ def runner_lives(label: str) -> bool:
     That is one of another machine, or of another container on this machine, whose process numbers mean others here.
     """
     host, pid, start, namespace = (*label.split(":", 3), "", "", "", "")[:4]
-    if host != platform.node() or not pid.isdigit() or (namespace and namespace != _pid_namespace()):
+    if host != platform.node() or not pid.isdigit() or (namespace and namespace != pid_namespace()):
         return True
-    return _process_start(int(pid)) == start
+    return process_start(int(pid)) == start
 
-
-def _pid_namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def _process_start(pid: int) -> str:
-    """Return when a process began, as the kernel counts: a number used again by another process has another start."""
-    try:
-        # the command name may hold spaces and brackets: fields are counted from the last one
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if stat[0] == "Z" else stat[19]

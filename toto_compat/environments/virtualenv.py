@@ -24,7 +24,7 @@ from toto_compat.environments.pythons import Interpreter, find_compiler, find_py
 from toto_compat.environments.requirements import requirements_of
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.files import cache_folder, write_atomically, write_model
-from toto_compat.matrix.toto_source import is_release
+from toto_compat.matrix.toto_source import is_release, without_password
 
 _GIGABYTE = 10**9
 _MARKER = "toto-compat.json"
@@ -189,15 +189,16 @@ def _install_torch(pip: list[str], name: str, environment: Environment, log: Pat
     """Install torch from the environment's own index where it answers, else from the user's."""
     torch = requirements_of(environment).torch
     if environment.index:
+        shown = without_password(environment.index)
         if index_answers(environment.index):
             try:
                 _run([*pip, "--extra-index-url", environment.index, torch], name, f"installing {torch}", log)
             except EnvironmentBuildError:
-                say(f"{name}: {environment.index} answers but does not deliver, taking your own pip index")
+                say(f"{name}: {shown} answers but does not deliver, taking your own pip index")
             else:
                 return
         else:
-            say(f"{name}: {environment.index} does not answer, taking your own pip index")
+            say(f"{name}: {shown} does not answer, taking your own pip index")
     _run([*pip, torch], name, f"installing {torch}", log)
 
 
@@ -263,7 +264,8 @@ def _run(command: list[str], name: str, doing: str, log: Path) -> list[str]:
     lines: list[str] = []
     last: deque[str] = deque(maxlen=15)
     with log.open("a", encoding="utf-8") as file:
-        file.write(f"$ {' '.join(command[:1] + [part for part in command[1:] if len(part) < 200])}\n")
+        words = [without_password(part) for part in command if len(part) < 200]
+        file.write(f"$ {' '.join(words)}\n")
         file.flush()
         process = subprocess.Popen(
             command,

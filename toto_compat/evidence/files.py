@@ -3,16 +3,17 @@
 import errno
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from platformdirs import user_cache_path
 from pydantic import BaseModel, ValidationError
 
-from toto_compat.contract import files
 from toto_compat.errors import StorageError
+from toto_compat.evidence.makers import made_by_this_process
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -47,10 +48,51 @@ def storage_errors(path: Path, verb: str) -> Iterator[None]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file, with its folder if need be: it is whole or not there, also when the disk is full."""
+    """Write a file, with its folder if need be: it is whole or not there, also when the disk is full, the process is
+    killed or the machine loses power. What a killed process leaves beside it, `remove_abandoned` finds by its name."""
     with storage_errors(path, "written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(path, text)
+        _make_folder(path.parent)
+        prefix = f".{path.name[:80]}{made_by_this_process()}"
+        handle, temporary = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            _remove(Path(temporary))
+            raise
+        _sync_folder(path.parent)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, so that they are there after a loss of power as well."""
+    if folder.is_dir():
+        return
+    if folder.parent != folder:
+        _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names in a folder written to disk: the content of a file alone does not bring its name with it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # file systems that know no such thing
+            raise
+    finally:
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file where that is possible: the error that led here says more than a second one."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def write_model(path: Path, model: BaseModel) -> None:
@@ -86,6 +128,7 @@ def file_hash(path: Path) -> str:
 
 def check_writable(folder: Path) -> None:
     """Find out before an hour of work whether results can be written at all."""
-    probe = folder / f".writable-{os.getpid()}"
+    probe = folder / f".writable{made_by_this_process()}"
     write_atomically(probe, "")
-    probe.unlink(missing_ok=True)
+    with storage_errors(probe, "removed"):
+        probe.unlink(missing_ok=True)

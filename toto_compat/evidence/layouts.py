@@ -27,12 +27,21 @@ def upgraded(path: Path, content: bytes) -> bytes:
         return json.dumps(_from_2(_from_1(document))).encode()
     if schema == 2:
         return json.dumps(_from_2(document)).encode()
-    if isinstance(schema, int) and schema > RESULT_SCHEMA:
+    refuse_later(path, content, newest=RESULT_SCHEMA)
+    return content
+
+
+def refuse_later(path: Path, content: bytes, *, newest: int) -> None:
+    """Refuse a file of ours by the version that wrote it; whatever else may be wrong with it the reader tells."""
+    try:
+        schema = json.loads(content)["schema"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return
+    if isinstance(schema, int) and schema > newest:
         raise StorageError(
-            f"{path}: written by a later version of toto-compat (layout {schema}; this one reads {RESULT_SCHEMA})",
+            f"{path}: written by a later version of toto-compat (layout {schema}; this one reads {newest})",
             hint="update toto-compat, or run the matrix again",
         )
-    return content
 
 
 def _from_1(cell: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from toto_compat.contract.request import CacheRequest, CellRequest, CompileSetti
 from toto_compat.contract.suites import Group, Suite, suites_of
 from toto_compat.errors import StorageError
 from toto_compat.evidence.files import read_model, storage_errors, write_model
+from toto_compat.evidence.makers import made_by_this_process
 from toto_compat.evidence.store import cell_key
 from toto_compat.matrix.user_cache import BUILTIN
 
@@ -85,8 +86,8 @@ class ReferenceStore:
         place = self.folder / known.told.key
         with storage_errors(place, "written"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            # beside the folder of this source, where `prune` finds what a killed runner leaves
-            building = Path(tempfile.mkdtemp(prefix=".building-references-", dir=self.folder.parent))
+            # beside the folder of this source: a killed runner leaves no key that is half there
+            building = Path(tempfile.mkdtemp(prefix=f".building-references{made_by_this_process()}", dir=self.folder.parent))
             try:
                 write_references(building / "new", known.contents)
                 write_model(building / "new" / _TOLD, known.told)

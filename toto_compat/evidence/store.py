@@ -9,11 +9,13 @@ is written beside its place and renamed into it, so a reader never sees half of 
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,12 +34,12 @@ from toto_compat.evidence.files import (
     checked,
     file_hash,
     read_bytes,
-    read_model,
     storage_errors,
     write_atomically,
     write_model,
 )
-from toto_compat.evidence.layouts import upgraded
+from toto_compat.evidence.layouts import refuse_later, upgraded
+from toto_compat.evidence.makers import made_by_this_process
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.user_cache import user_cache_identity
 
@@ -132,6 +134,42 @@ def new_run_name(results: Path, profile: str) -> str:
     return name
 
 
+@contextmanager
+def claimed_run(results: Path, name: str | None, profile: str) -> Iterator[Path]:
+    """Make a run's folder and hold it: two runners that start at once get two, and none writes into another's."""
+    while True:
+        folder = results / (name or new_run_name(results, profile))
+        with storage_errors(folder, "made"):
+            results.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(exist_ok=name is not None)
+            except FileExistsError:
+                if name is not None:
+                    raise
+                continue  # somebody was quicker
+        with _held(folder):
+            yield folder
+        return
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    with storage_errors(folder, "opened"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks: as much as can be done there is the name
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StorageError(
+                    f"{folder}: another runner is writing this run now",
+                    hint="wait for it, or choose another name with --run",
+                ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
 def check_run_name(name: str) -> None:
     if not RUN_NAME.match(name) or name in RESERVED_RUN_NAMES:
         raise SelectionError(
@@ -141,7 +179,9 @@ def check_run_name(name: str) -> None:
 
 
 def cell_path(run_folder: Path, cell: str) -> Path:
-    """A cell's name is its path in the run."""
+    """A cell's name is its path in the run; one out of a file from elsewhere must not lead out of it."""
+    if {".", ".."} & set(cell.split("/")) or "\0" in cell:
+        raise StorageError(f"{run_folder}: {cell!r} is no name of a cell", hint="the run is damaged: run it again")
     return run_folder / "cells" / f"{cell}.json"
 
 
@@ -166,14 +206,15 @@ def read_cell(path: Path) -> StoredCell:
 def point_latest(results: Path, run_name: str) -> None:
     """results/latest -> run; a file with the name in it where links are not allowed."""
     latest = results / "latest"
-    temporary = results / f".latest-{os.getpid()}"
+    temporary = results / f".latest{made_by_this_process()}"
     with storage_errors(latest, "written"):
         try:
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(run_name, target_is_directory=True)
             temporary.replace(latest)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
                 raise
             write_atomically(results / "latest.txt", run_name + "\n")
@@ -186,7 +227,9 @@ def load_run(folder: Path) -> Run:
 
     What an earlier run of the same name left in the folder is none of it: only the cells that run.json names are.
     """
-    info = read_model(folder / "run.json", RunInfo)
+    content = read_bytes(folder / "run.json")
+    refuse_later(folder / "run.json", content, newest=1)
+    info = checked(folder / "run.json", RunInfo, content)
     paths = [path for cell in info.cells if (path := cell_path(folder, cell)).exists()]
     return Run(folder, info, tuple(read_cell(path) for path in paths))
 
@@ -281,6 +324,25 @@ class CellStore:
         except StorageError:
             return None
         return cell if cell.key == key and can_be_reused(cell, demands) else None
+
+    def set_aside(self, key: str) -> str:
+        """Move a file that cannot be used out of the way, to be looked at; return what to say about it, mostly nothing.
+
+        The cell is run again. What is whole stays, whether it can be reused or not."""
+        path = self.path(key)
+        if not key or not path.exists():
+            return ""
+        try:
+            if read_cell(path).key == key:
+                return ""
+            why = "it holds another cell"
+        except StorageError as error:
+            why = error.message
+        kept = self.folder / "damaged" / path.name
+        with storage_errors(kept, "written"):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(kept)
+        return f"a stored cell cannot be used and is run again; it lies in {kept} now: {why}"
 
     def put(self, cell: StoredCell) -> None:
         """Keep a cell that can be reused; remember how long it took, for the next plan."""

@@ -15,6 +15,10 @@ from toto_compat.matrix.toto_source import absolute, toto_source
 
 # Names become folders, image tags and parts of a cell identifier, and must not look like a glob.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# These become words of pip's and the engine's command lines, and must not look like options of theirs.
+_PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_INDEX = re.compile(r"(https?|file)://[^\s\x00-\x1f]+")
+_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 
 
 def cross_check(document: Document, folder: Path) -> list[Mistake]:
@@ -41,8 +45,11 @@ def _environment_mistakes(document: Document, folder: Path) -> Iterator[Mistake]
             place: KeyPath = ("environments", name, "pins", package)
             if str(package).lower() in ("torch", "toto-ts", "toto_ts", "xformers"):
                 yield document.mistake(place, "a pin", "it as a key of the environment, not among the pins")
+            elif not _PACKAGE.fullmatch(str(package)):
+                yield document.mistake(place, f"the name {str(package)!r}", "the name of a package, such as numpy")
             elif isinstance(version, str) and not _is_version(version):
                 yield document.mistake(place, describe_value(version), "one exact version, such as 1.26.4")
+        yield from _word_mistakes(document, name, environment)
         toto = environment.get("toto_ts")
         if isinstance(toto, str):
             try:
@@ -50,6 +57,17 @@ def _environment_mistakes(document: Document, folder: Path) -> Iterator[Mistake]
             except ValueError as error:
                 place = ("environments", name, "toto_ts")
                 yield document.mistake(place, f"{describe_value(toto)}: {error}", TOTO_ACCEPTED)
+
+
+def _word_mistakes(document: Document, name: str, environment: dict[str, Any]) -> Iterator[Mistake]:
+    accepted = {
+        "xformers": (_is_version, "one exact version, such as 0.0.33"),
+        "index": (_INDEX.fullmatch, "an address that begins with https://, http:// or file://"),
+        "base_image": (_IMAGE.fullmatch, "the name of an image, such as python:3.11-slim"),
+    }
+    for key, (fits, example) in accepted.items():
+        if isinstance(value := environment.get(key), str) and not fits(value):
+            yield document.mistake(("environments", name, key), describe_value(value), example)
 
 
 def _name_mistakes(document: Document) -> Iterator[Mistake]:

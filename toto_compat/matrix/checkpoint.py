@@ -17,6 +17,7 @@ from toto_compat.matrix.schema import Matrix
 
 _WEIGHTS = "model.safetensors"
 _FILES = ["config.json", _WEIGHTS]
+_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _HUB_ID = re.compile(r"^(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?$")
 
 
@@ -105,9 +106,31 @@ def _local_folder(specification: str, relative_to: Path) -> Path | None:
     if not folder.is_dir():
         return None
     missing = [name for name in _FILES if not (folder / name).is_file()]
+    if _WEIGHTS in missing and (pickled := sorted(path.name for path in folder.iterdir() if _is_pickled(path))):
+        raise InputError(
+            f"checkpoint {folder}: {', '.join(pickled)}: weights in pickle's format run code when they are read",
+            hint=f"convert them to {_WEIGHTS} (`safetensors.torch.save_file`) where you trust their origin",
+        )
+    if not missing and _is_pickled(folder / _WEIGHTS):
+        raise InputError(
+            f"checkpoint {folder}: {_WEIGHTS} is not in that format: it begins as a pickle or an archive does",
+            hint="get the file again from where you trust it",
+        )
     if missing:
         raise InputError(f"checkpoint {folder}: no {' and no '.join(missing)}", hint="toto-ts saves both files")
     return folder.resolve()
+
+
+def _is_pickled(path: Path) -> bool:
+    """Tell by name or first bytes if reading a file of weights would run what is in it."""
+    if path.suffix in _PICKLED:
+        return True
+    if path.name != _WEIGHTS:
+        return False
+    with path.open("rb") as file:
+        start = file.read(9)
+    # safetensors: eight bytes of length, then JSON
+    return start.startswith((b"PK\x03\x04", b"\x80")) and start[8:9] != b"{"
 
 
 def _hub_id(specification: str) -> tuple[str, str | None]:

@@ -21,6 +21,11 @@ _GIT = re.compile(r"git\+(?P<url>(https?|ssh|file)://\S+)@(?P<commit>[0-9a-f]{40
 _NOT_SOURCE = frozenset({"__pycache__", "build", "dist", "venv", "node_modules"})
 
 
+def without_password(address: str) -> str:
+    """Take out the name and password that may stand in an address, before it is shown, logged or stored."""
+    return re.sub(r"//[^/@\s]*@", "//", address)
+
+
 @dataclass(frozen=True)
 class TotoSource:
     """A fork. `place` is a path or a repository's address, `commit` that of a git repository."""
@@ -32,7 +37,7 @@ class TotoSource:
     @property
     def shown(self) -> str:
         """The place as it may be written down: an address without the name and password that may stand in it."""
-        return re.sub(r"//[^/@]*@", "//", self.place) if self.kind == "git" else self.place
+        return without_password(self.place) if self.kind == "git" else self.place
 
     @property
     def identity(self) -> str:

@@ -16,18 +16,19 @@ from pydantic import ValidationError
 from toto_compat.contract.request import CellRequest, Origin
 from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.runtimes import supervise
+from toto_compat.runtimes.cell_log import LAST_LINES, LONGEST_PIECE, copy_to_log
+from toto_compat.runtimes.orphans import end_processes_of
 from toto_compat.runtimes.seam import OnLine
 
 CELL_COMMAND = ("-m", "toto_compat.cell")
 REQUEST_FILE = "request.json"
 RESULT_FILE = "result.json"
 LOG_FILE = "cell.log"
+CGROUP_VARIABLE = "TOTO_COMPAT_CGROUP"  # a control group of the user's in which each cell gets one of its own
 INSIDE = "inside"  # of a cell's folder: the part that its container can write to
 
 WORK = "work"  # of the folder that a cell can write to: its work folder
 
-LAST_LINES = 25
-LONGEST_LINE = 400  # in a result; the log has all of it
 _STOP_PATIENCE_SECONDS = 15.0
 _LARGEST_RESULT = 200_000_000
 
@@ -55,7 +56,8 @@ class CellProcesses:
         self, command: list[str], *, env: dict[str, str], folder: Path, timeout: float, memory: int, on_line: OnLine
     ) -> ProcessEnd:
         """Run to the end, the timeout, the memory limit or stop(); nothing of it is alive afterwards."""
-        supervisor = [sys.executable, "-I", "-S", str(Path(supervise.__file__)), str(memory)]
+        limit = "@".join([str(memory), *filter(None, [os.environ.get(CGROUP_VARIABLE)])])
+        supervisor = [sys.executable, "-I", "-S", str(Path(supervise.__file__)), limit]
         with self._guard:
             if self._stopping:
                 return ProcessEnd(code=128 + signal.SIGINT, stopped=True)
@@ -86,6 +88,8 @@ class CellProcesses:
         finally:
             if process.poll() is None:
                 _end(process)
+            if process.returncode < 0:  # the supervisor itself was killed, and nobody ended what it stood over
+                end_processes_of(folder)
             with self._guard:
                 self._running.discard(process)
                 stopped = self._stopping
@@ -128,18 +132,15 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _copy_lines(process: subprocess.Popen[str], log: Path, last: deque[str], on_line: OnLine) -> None:
-    assert process.stdout is not None
+    output = process.stdout
+    assert output is not None
+    pieces = iter(lambda: output.readline(LONGEST_PIECE), "")
     try:
-        with log.open("a", encoding="utf-8") as file:
-            for line in process.stdout:
-                file.write(line)
-                file.flush()
-                last.append(line.rstrip("\n")[:LONGEST_LINE])
-                on_line(line.rstrip("\n"))
+        copy_to_log((piece.rstrip("\n") for piece in pieces), log, last, on_line)
     except OSError as error:
         last.append(f"{log}: {error.strerror}")
         # a pipe that nobody reads would block the cell for ever
-        for _ in process.stdout:
+        for _ in pieces:
             pass
 
 

@@ -19,7 +19,8 @@ from docker.types import Mount
 from toto_compat.environments.engine import engine_lost, is_lost
 from toto_compat.environments.leftovers import remove_container
 from toto_compat.errors import EngineError, EnvironmentBuildError
-from toto_compat.runtimes.cell_process import LAST_LINES, LONGEST_LINE, ProcessEnd
+from toto_compat.runtimes.cell_log import LAST_LINES, LONGEST_PIECE, copy_to_log
+from toto_compat.runtimes.cell_process import ProcessEnd
 from toto_compat.runtimes.container_end import ContainerEnd
 from toto_compat.runtimes.container_files import copy_out, prepared_files
 from toto_compat.runtimes.container_options import PYTHON, SUPERVISOR, ContainerJob, container_options
@@ -196,12 +197,7 @@ def blame_refusal(error: docker.errors.APIError, job: ContainerJob) -> Environme
 def _copy_lines(container: Container, log: Path, last: deque[str], on_line: OnLine) -> None:
     """Copy the container's output, live: to the log, to the display, into the last lines. Ends with the container."""
     try:
-        with log.open("a", encoding="utf-8") as file:
-            for line in _lines(container):
-                file.write(line + "\n")
-                file.flush()
-                last.append(line[:LONGEST_LINE])
-                on_line(line)
+        copy_to_log(_lines(container), log, last, on_line)
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
         last.append(f"the output ends here: {error}")
     except OSError as error:
@@ -212,6 +208,9 @@ def _lines(container: Container) -> Iterator[str]:
     rest = b""
     for chunk in container.logs(stream=True, follow=True, stdout=True, stderr=True):
         *whole, rest = (rest + chunk).split(b"\n")
+        if len(rest) > LONGEST_PIECE:
+            whole.append(rest)
+            rest = b""
         for line in whole:
             yield line.decode("utf-8", errors="replace").rstrip("\r")
     if rest:

@@ -8,6 +8,7 @@ from typing import Any
 from toto_compat.contract.request import CellRequest, SymbolSeries
 from toto_compat.errors import InputError
 from toto_compat.evidence.files import cache_folder, read_bytes
+from toto_compat.matrix.toto_source import without_password
 from toto_compat.matrix.user_cache import BUILTIN, split_source, user_cache_files
 from toto_compat.runtimes.source import stage
 
@@ -50,6 +51,9 @@ def with_inputs(request: CellRequest, seen: Callable[[Path, str], str]) -> CellR
         paths = [Path(symbol.series.path) for symbol in request.symbols]
         folder = seen(paths[0].parent, "symbols")
         changes["symbols"] = _below(request.symbols, folder, [path.name for path in paths])
+    environment = request.environment  # for its provenance; a password in an address is none of the cell's business
+    shown = {"toto_ts": without_password(environment.toto_ts), "index": without_password(environment.index or "") or None}
+    changes["environment"] = environment.model_copy(update=shown)
     if request.checkpoint_folder is not None:
         changes["checkpoint_folder"] = seen(Path(request.checkpoint_folder), "checkpoint")
     return request.model_copy(update=changes)

@@ -18,6 +18,7 @@ from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.errors import StorageError, TotoCompatError
 from toto_compat.evidence.references import KnownReferences
 from toto_compat.runtimes.cell_process import LOG_FILE, read_left_file, work_folders
+from toto_compat.runtimes.orphans import end_processes_of
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.references import SharedReferences, left_references
 from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
@@ -63,6 +64,7 @@ def run_cells(
     Ctrl-C stops the children; cells that had finished by then are still handed over. Without `references` every cell
     computes its own."""
     for leftover in abandoned_scratch(scratch):
+        end_processes_of(leftover)  # of a runner and supervisors that were killed together
         shutil.rmtree(leftover, ignore_errors=True)
     free_gpus: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     for slot in range(jobs):

@@ -66,6 +66,8 @@ def prepare_run(
             if earlier is not None:
                 stored.append(earlier)
             else:
+                if damage := store.set_aside(key):
+                    progress.note(f"{request.cell}: {damage}")
                 ready.append(ReadyCell(request, prepared, key))
     return PreparedRun(tuple(stored), tuple(ready), tuple(failed))
 

@@ -17,6 +17,7 @@ from toto_compat.contract.request import Device, Environment, Limits
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.files import cache_folder, write_model
+from toto_compat.evidence.makers import made_by_this_process
 from toto_compat.runtimes.cell_process import ProcessEnd, read_left_file
 from toto_compat.runtimes.gpu import check_kernels
 from toto_compat.runtimes.nvidia_smi import find_gpus
@@ -80,7 +81,7 @@ def _boot() -> str:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="probe-", dir=cache_folder()) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"p{made_by_this_process()}", dir=cache_folder()) as folder:
         yield Path(folder)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from toto_compat.contract.log_line import printable
 from toto_compat.contract.result import Failure
 from toto_compat.contract.suites import SUITE_LINE
 
@@ -19,8 +20,12 @@ _HEARTBEAT_SECONDS = 30.0
 
 
 def say(text: str) -> None:
-    """Print to stderr: stdout is for the table or the JSON alone."""
-    click.echo(text, err=True)
+    """Print to stderr: stdout is for the table or the JSON alone. What a log brought along is shown and not obeyed."""
+    click.echo(as_text(text), err=True)
+
+
+def as_text(text: str) -> str:
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def parse_suite_line(line: str) -> tuple[str, str] | None:
@@ -75,7 +80,7 @@ class PlainProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = _State(total)
-        self._write = write or (lambda text: click.echo(text, err=True))
+        self._write = write or say
         self._clock = clock
         self._guard = threading.RLock()
         self._last_line = clock()

@@ -1,7 +1,6 @@
 """Running what was prepared: each cell's file is written once, when the cell ends. The run's folder is what is left."""
 
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -13,12 +12,13 @@ from toto_compat.contract.request import CellRequest, Device
 from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.errors import TotoCompatError
 from toto_compat.evidence.files import cache_folder
+from toto_compat.evidence.makers import remove_abandoned
 from toto_compat.evidence.store import (
     CellStore,
     RunInfo,
     StoredCell,
+    claimed_run,
     log_path,
-    new_run_name,
     point_latest,
     write_cell,
     write_run_info,
@@ -27,7 +27,7 @@ from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.expand import gate_limits
 from toto_compat.matrix.load import matrix_hash
 from toto_compat.matrix.selection import Selection
-from toto_compat.matrix.toto_source import is_release
+from toto_compat.matrix.toto_source import is_release, without_password
 from toto_compat.matrix.user_cache import BUILTIN, split_source
 from toto_compat.runtimes.executors import executor
 from toto_compat.runtimes.local import FinishedCell, ReadyCell
@@ -50,8 +50,27 @@ def run_prepared(
     progress: Progress,
 ) -> Path:
     """Run the cells that are ready and write all of them into a run's folder; Ctrl-C keeps those that finished."""
-    info = describe_run(selection, runtime, asked)
-    run_folder = asked.results / info.name
+    for folder in (asked.results, cache_folder()):
+        remove_abandoned(folder)
+    with claimed_run(asked.results, asked.run, asked.profile) as run_folder:
+        _run_into(
+            run_folder, prepared, plan, selection, runtime=runtime, store=store, asked=asked, progress=progress
+        )
+    return run_folder
+
+
+def _run_into(
+    run_folder: Path,
+    prepared: PreparedRun,
+    plan: Plan,
+    selection: Selection,
+    *,
+    runtime: Runtime,
+    store: CellStore,
+    asked: Asked,
+    progress: Progress,
+) -> None:
+    info = describe_run(run_folder.name, selection, runtime, asked)
     write_run_info(run_folder, info)
     for cell in prepared.stored:
         write_cell(run_folder, cell.model_copy(update={"reused": True}))
@@ -62,8 +81,11 @@ def run_prepared(
     def on_finished(cell: ReadyCell, done: FinishedCell) -> None:
         nonlocal kept
         stored = stored_cell(done.result, key=cell.key, seconds=done.seconds, run=info.name)
+        try:
+            store.put(stored)  # first: who is killed before the next line finds the cell there and not in the run
+        except TotoCompatError as error:
+            progress.note(f"{cell.request.cell}: not kept for later runs: {error}")
         write_cell(run_folder, stored)
-        store.put(stored)
         kept += 1
 
     def keep_log(cell: str, log: Path) -> None:
@@ -94,7 +116,6 @@ def run_prepared(
         raise
     write_run_info(run_folder, info.model_copy(update={"finished": utc_now()}))
     point_latest(asked.results, info.name)
-    return run_folder
 
 
 def stored_cell(result: CellResult, *, key: str, seconds: float, run: str) -> StoredCell:
@@ -119,9 +140,13 @@ def without_places(request: CellRequest) -> CellRequest:
         changes["checkpoint_folder"] = Path(request.checkpoint_folder).name
     if (named := request.workload.checkpoint) is not None and Path(named).is_absolute():
         changes["workload"] = request.workload.model_copy(update={"checkpoint": Path(named).name})
-    if not is_release(toto := request.environment.toto_ts):
-        named = re.sub(r"//[^/@]*@", "//", toto) if toto.startswith("git+") else Path(toto).name
-        changes["environment"] = request.environment.model_copy(update={"toto_ts": named})
+    environment = request.environment
+    if not is_release(toto := environment.toto_ts):
+        named = without_password(toto) if toto.startswith("git+") else Path(toto).name
+        environment = environment.model_copy(update={"toto_ts": named})
+    if environment.index is not None:
+        environment = environment.model_copy(update={"index": without_password(environment.index)})
+    changes["environment"] = environment
     return request.model_copy(update=changes)
 
 
@@ -135,10 +160,10 @@ def environment_failure(request: CellRequest, error: TotoCompatError, runtime: R
     return stored_cell(result, key="", seconds=0.0, run=run)
 
 
-def describe_run(selection: Selection, runtime: Runtime, asked: Asked) -> RunInfo:
+def describe_run(name: str, selection: Selection, runtime: Runtime, asked: Asked) -> RunInfo:
     revision, dirty = git_revision(selection.matrix_path.resolve().parent)
     return RunInfo(
-        name=asked.run or new_run_name(asked.results, asked.profile),
+        name=name,
         command=("toto-compat", *sys.argv[1:]),
         selectors=asked.selectors,
         profile=asked.profile,

@@ -14,6 +14,7 @@ from pathlib import Path
 from toto_compat.contract.source_hash import CELL_FOLDERS, PACKAGE, hash_contents, read_source, source_files
 from toto_compat.errors import StorageError
 from toto_compat.evidence.files import cache_folder
+from toto_compat.evidence.makers import made_by_this_process
 
 __all__ = [
     "CELL_FOLDERS",
@@ -66,7 +67,7 @@ def stage(contents: Mapping[str, bytes], below: Path) -> Path:
         return staged
     try:
         below.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=".staging-", dir=below))
+        building = Path(tempfile.mkdtemp(prefix=f".staging{made_by_this_process()}", dir=below))
         try:
             for name, content in contents.items():
                 (building / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,11 @@
-"""Stands between the runner and one cell: `python supervise.py <memory limit in bytes> <command>...`.
+"""Stands between the runner and one cell: `python supervise.py <memory limit in bytes>[@<group>] <command>...`.
 
 Ends the whole process tree of the cell when its own stdin closes - because the runner stops it, or because the runner
 itself was killed - or when the tree takes more memory than the cell may use. The cell is asked first, so that it can
 write down what it has. Standard library only, run by path.
+
+`group` is a folder of the cgroup file system, version 2 or the memory controller of version 1, in which the cell gets a
+group of its own: there the kernel holds it to its memory. Without one the tree is looked at every now and then.
 """
 
 import contextlib
@@ -16,8 +19,11 @@ import time
 from pathlib import Path
 
 OUT_OF_MEMORY_LINE = "::supervisor out_of_memory"
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 2.0  # each look walks /proc: a share of a core that a timing loop should not feel
+_CLOSE_POLL_SECONDS = 0.1  # from half of the limit on: what is left may be gone in two seconds
+_FIRST_FOR_THE_KERNEL = 500  # of 1000: short of memory, the kernel is to take a cell and not its runner
 _GRACE_SECONDS = 5.0
 _DYING_SECONDS = 60.0  # the kernel takes its time with gigabytes; one stuck in a device must not hold us for ever
 
@@ -84,25 +90,103 @@ def reap() -> None:
             return
 
 
+class MemoryGroup:
+    """A control group of the cell's own, gone with it. The files are called otherwise in the two versions."""
+
+    def __init__(self, parent: Path, limit: int) -> None:
+        for left in parent.glob("toto-cell-*"):
+            # of a supervisor that was killed; a group in which somebody lives cannot be removed
+            if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
+                with contextlib.suppress(OSError):
+                    left.rmdir()
+        self.folder = parent / f"toto-cell-{os.getpid()}"
+        self.folder.mkdir(exist_ok=True)
+        try:
+            second = (self.folder / "memory.max").exists()
+            self._events = self.folder / ("memory.events" if second else "memory.oom_control")
+            (self.folder / ("memory.max" if second else "memory.limit_in_bytes")).write_text(str(limit))
+            # without these a cell swaps instead, and the kernel kills one process of it and leaves the others
+            for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")) if second else ():
+                with contextlib.suppress(OSError):
+                    (self.folder / name).write_text(value)
+        except OSError:
+            self.remove()
+            raise
+
+    def enter(self) -> None:
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def killed_some(self) -> bool:
+        """Tell if the kernel killed a process of the cell for its memory."""
+        try:
+            lines = self._events.read_text().splitlines()
+        except OSError:
+            return False
+        return any(line.split()[0] == "oom_kill" and line.split()[1] != "0" for line in lines if " " in line)
+
+    def remove(self) -> None:
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while self.folder.exists() and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+                return
+            time.sleep(0.01)  # the kernel counts a process that has just died
+
+
+def memory_group(named: str, limit: int) -> "MemoryGroup | None":
+    try:
+        return MemoryGroup(Path(named), limit) if named else None
+    except OSError as error:
+        sys.stderr.write(f"{named}: no control group can be made there, memory is looked at instead: {error}\n")
+        return None
+
+
+def start(command: list[str], group: "MemoryGroup | None") -> "subprocess.Popen[bytes]":
+    """Start the cell. The kernel ends it if the supervisor is killed; what the cell itself started the runner finds."""
+
+    def prepare() -> None:
+        if group is not None:
+            group.enter()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(str(_FIRST_FOR_THE_KERNEL))
+
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=prepare)
+
+
 def main(arguments: list[str]) -> int:
-    memory_limit, command = int(arguments[0]), arguments[1:]
+    limit, _, named = arguments[0].partition("@")
+    group = memory_group(named, int(limit))
+    try:
+        return supervise(arguments[1:], int(limit), group)
+    finally:
+        if group is not None:
+            group.remove()
+
+
+def supervise(command: list[str], memory_limit: int, group: "MemoryGroup | None") -> int:
     if sys.platform == "linux":
         # orphans of the cell come to us instead of init, so that kill_tree finds them
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    cell = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    cell = start(command, group)
     pidfd = os.pidfd_open(cell.pid) if hasattr(os, "pidfd_open") else None
     watched = [sys.stdin.fileno()] + ([pidfd] if pidfd is not None else [])
+    pause = _POLL_SECONDS
     while cell.poll() is None:
-        ready, _, _ = select.select(watched, [], [], _POLL_SECONDS)
+        ready, _, _ = select.select(watched, [], [], pause)
         if sys.stdin.fileno() in ready:
             end(cell)
             return 128 + signal.SIGTERM
         used = private_memory(descendants(os.getpid()))
-        if used > memory_limit:
+        if used > memory_limit or (group is not None and group.killed_some()):
             sys.stderr.write(f"{OUT_OF_MEMORY_LINE} {used} {memory_limit}\n")
             end(cell)
             return 128 + signal.SIGKILL
+        pause = _CLOSE_POLL_SECONDS if used > memory_limit // 2 else _POLL_SECONDS
     code = cell.returncode
+    if group is not None and group.killed_some():
+        sys.stderr.write(f"{OUT_OF_MEMORY_LINE} {memory_limit} {memory_limit}\n")
     kill_tree()
     return 128 - code if code < 0 else code
 

@@ -1,0 +1,76 @@
+"""What a campaign tells of each injected fault, and the places where it is injected."""
+
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.trial import Damage, Trial
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One injected fault: where it hit, what happened then, and what was lost by it."""
+
+    moment: str
+    happened: str
+    damage: Damage = Damage()
+    not_run: str = ""  # why it was not injected at all; then the rest says nothing
+
+
+@dataclass
+class Campaign:
+    """Where trials live, and how many moments each fault gets."""
+
+    folder: Path
+    shim: Path
+    seed: int
+    moments: int
+    _made: int = 0
+    _calls: list[str] = field(default_factory=list)
+
+    def random(self, fault: str) -> random.Random:
+        """The same moments for the same seed, whichever other faults are tried."""
+        return random.Random(f"{self.seed} {fault}")  # noqa: S311 - a campaign is repeated by its seed
+
+    @contextmanager
+    def trial(self, **given: object) -> Iterator[Trial]:
+        """Make a project that is gone afterwards."""
+        self._made += 1
+        trial = Trial(self.folder / f"t{self._made}", self.shim, **given)  # type: ignore[arg-type]
+        try:
+            yield trial
+        finally:
+            trial.remove()
+
+    def calls(self) -> Sequence[str]:
+        """List the calls of an undisturbed run that change files of ours, in order."""
+        if not self._calls:
+            with self.trial() as trial:
+                ended = trial.start(fault={}).wait()
+                assert ended.code == 0, ended.said
+                self._calls = [call.replace(str(trial.folder), "") for call in trial.calls.read_text().splitlines()]
+        return self._calls
+
+    def moments_of(self, fault: str, wanted: Callable[[str], bool] = lambda _: True) -> list[int]:
+        """Draw numbers of calls, from 1, spread over the run: one from each of equal parts of those wanted."""
+        numbers = [number for number, call in enumerate(self.calls(), 1) if wanted(call)]
+        draw = self.random(fault)
+        count = min(self.moments, len(numbers))
+        edges = [round(part * len(numbers) / count) for part in range(count + 1)]
+        return [numbers[draw.randrange(low, high)] for low, high in zip(edges, edges[1:], strict=False)]
+
+
+Fault = Callable[[Campaign], Iterator[Outcome]]
+
+
+def named(call: str) -> str:
+    """Shorten a call for a table: what is done to which file."""
+    what, _, path = call.partition(" ")
+    return f"{what} {'/'.join(Path(path).parts[-2:])}"
+
+
+def room(folder: Path) -> int:
+    return shutil.disk_usage(folder).free

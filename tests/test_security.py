@@ -1,0 +1,324 @@
+"""The threats of SECURITY.md that no other file tests, and that every test it names is there."""
+
+import ast
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.matrix.test_checkpoint import weights
+from tests.runtimes.stub_runtime import MATRIX_TEXT, StubRuntime
+from toto_compat import workflow
+from toto_compat.cli import cli
+from toto_compat.contract.request import Environment
+from toto_compat.errors import InputError, MatrixFileError, SelectionError, StorageError
+from toto_compat.evidence.store import cell_path, find_run, load_run
+from toto_compat.matrix.checkpoint import resolve_checkpoint
+from toto_compat.matrix.load import load_matrix
+from toto_compat.matrix.toto_source import without_password
+from toto_compat.runtimes import device
+from toto_compat.runtimes.progress import as_text, say
+
+__all__ = ["weights"]
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = "torch-2.13.0-cpu"
+SECRET = "s3cr3t-t0ken"  # noqa: S105 - the tests look for it where it must not be
+HOSTILE_NAMES = ["../x", "a/b", "..", ".hidden", "a b", "a;touch x", "$(touch x)", "`touch x`", "a\nb", "-rf", "a\0b"]
+# A terminal's title, its clipboard, a cleared screen, text that is read in another order than it is written.
+ESCAPES = "\x1b]0;title\x07\x1b]52;c;bHM=\x07\x1b[2J\x1b[31mred\r\x08\x9b2J\u202eflipped"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "matrix.yaml").write_text(MATRIX_TEXT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(device, "find_gpus", tuple)
+    return tmp_path
+
+
+def matrix_with(project: Path, old: str, new: str) -> Path:
+    text = (project / "matrix.yaml").read_text(encoding="utf-8")
+    assert old in text
+    path = project / "hostile.yaml"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return path
+
+
+# --- a hostile matrix.yaml --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+@pytest.mark.parametrize("section", ["environments", "caches", "settings", "profiles", "workloads"])
+def test_no_name_of_the_matrix_leads_out_of_a_folder_or_into_a_shell(project: Path, section: str, name: str) -> None:
+    bodies = {
+        "environments": '{torch: "2.13.0", build: cpu}',
+        "caches": "{source: builtin}",
+        "settings": "{}",
+        "profiles": "{iterations: 1, workloads: [quick]}",
+        "workloads": "{}",
+    }
+    if section == "settings":
+        path = matrix_with(project, "settings: {stock: {}}", f"settings: {{stock: {{}}, {json.dumps(name)}: {{}}}}")
+    else:
+        path = matrix_with(project, f"{section}:\n", f"{section}:\n  {json.dumps(name)}: {bodies[section]}\n")
+    with pytest.raises(MatrixFileError, match=section):
+        load_matrix(path)
+
+
+@pytest.mark.parametrize("name", [*HOSTILE_NAMES, "latest", "reference"])
+def test_no_name_of_a_run_leads_out_of_the_results(project: Path, name: str) -> None:
+    result = CliRunner().invoke(cli, ["matrix", "--run", name])
+    assert isinstance(result.exception, SelectionError)
+    assert not (project / "results").exists()
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        'pins: {"-e git+https://host/evil": "1"}',
+        'pins: {"numpy @ https://host/evil.whl #": "1"}',
+        'pins: {"numpy; touch x": "1"}',
+        'pins: {numpy: "1 --index-url http://host"}',
+        'xformers: "1 --pre"',
+        'toto_ts: "-r /etc/passwd"',
+        'index: "--index-url=http://host"',
+        'index: "https://host/a b"',
+        'base_image: "python:3.11 --privileged"',
+        'base_image: "--privileged"',
+        'base_image: "python\\nRUN touch x"',
+    ],
+)
+def test_nothing_in_an_environment_becomes_an_option_of_pip_or_of_the_engine(project: Path, hostile: str) -> None:
+    path = matrix_with(project, 'torch: "2.13.0", build: cpu}', f'torch: "2.13.0", build: cpu, {hostile}}}')
+    key = hostile.partition(":")[0]
+    with pytest.raises(MatrixFileError, match=key):
+        load_matrix(path)
+
+
+@pytest.mark.parametrize("kind", ["lists", "mappings", "merges"])
+def test_a_yaml_bomb_costs_neither_memory_nor_time(project: Path, kind: str) -> None:
+    """Nine levels of nine would be 400 million values; the reader has 700 MB and ten seconds."""
+    lines = {
+        "lists": ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+        + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)],
+        "mappings": ["a0: &a0 {k: x}"]
+        + [f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}" for n in range(1, 10)],
+        "merges": ["a0: &a0 {k: x}"]
+        + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 10)],
+    }
+    (project / "bomb.yaml").write_text("\n".join(lines[kind]) + "\n" + MATRIX_TEXT, encoding="utf-8")
+
+    def limits() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (700 << 20, 700 << 20))
+        resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "toto_compat.cli", "matrix", "--dry-run", "--matrix", "bomb.yaml"],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        preexec_fn=limits,
+        check=False,
+    )
+    assert done.returncode == MatrixFileError.code, done.stderr[-500:]
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr) < 20_000
+
+
+# --- hostile logs and results -----------------------------------------------------------------------------------------
+
+
+def test_what_a_terminal_would_obey_is_taken_out_of_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    say(f"first {ESCAPES}\nsecond")
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"first [\x20-\x7e]*\nsecond\n", said)
+    assert "red" in said and "flipped" in said
+    assert as_text("a\tplain line, ünïcode 漢\n") == "a plain line, ünïcode 漢\n"
+
+
+def test_a_cell_that_prints_escapes_cannot_reach_the_terminal_through_its_last_lines(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = StubRuntime("exit")
+    told = project / "cell.py"
+    told.write_text(f"import sys\nprint({ESCAPES!r})\nsys.exit(3)\n", encoding="utf-8")
+    runtime._command = (str(told),)
+    monkeypatch.setattr(workflow, "open_runtime", lambda *_, **__: runtime)
+    result = CliRunner().invoke(cli, ["matrix", f"{ENVIRONMENT}/upstream/default"], color=True)
+    assert "flipped" in result.stderr
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", result.stderr)
+
+
+def test_a_line_without_end_is_cut_and_neither_fills_memory_nor_the_log(project: Path) -> None:
+    log = project / "cell.log"
+    script = f"""
+import resource
+from collections import deque
+from itertools import repeat
+from pathlib import Path
+from toto_compat.runtimes.cell_log import copy_to_log
+resource.setrlimit(resource.RLIMIT_DATA, (200 << 20, 200 << 20))
+copy_to_log(repeat("x" * 60_000, 5_000), Path({str(log)!r}), deque(maxlen=25), lambda line: None, longest=1_000_000)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    text = log.read_text(encoding="utf-8")
+    assert len(text) < 1_500_000
+    assert "299.0 MB left out, a log is kept up to 1 MB" in text
+
+
+@pytest.mark.parametrize("cell", ["../../secret/x", "a/../x", "a/b/..", "a/./x"])
+def test_a_run_from_elsewhere_names_no_cell_outside_of_its_folder(project: Path, cell: str) -> None:
+    with pytest.raises(StorageError, match="no name of a cell"):
+        cell_path(project / "results" / "run", cell)
+
+
+def test_a_run_of_hostile_names_is_refused_when_it_is_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflow, "open_runtime", lambda *_, **__: StubRuntime())
+    CliRunner().invoke(cli, ["matrix", "--run", "one"])
+    path = find_run("one") / "run.json"
+    told = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**told, "cells": ["../../default"]}), encoding="utf-8")
+    with pytest.raises(StorageError, match="no name of a cell"):
+        load_run(find_run("one"))
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt", "weights.pkl"])
+def test_weights_that_run_code_when_they_are_read_are_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / name).write_bytes(b"\x80\x04.")
+    with pytest.raises(InputError, match="run code when they are read") as refused:
+        resolve_checkpoint(str(tmp_path), relative_to=tmp_path)
+    assert name in str(refused.value) and "safetensors" in refused.value.hint
+
+
+@pytest.mark.parametrize("start", [b"PK\x03\x04" + bytes(20), b"\x80\x04\x95" + bytes(20)])
+def test_a_pickle_called_safetensors_is_refused(weights: Path, start: bytes) -> None:
+    (weights / "model.safetensors").write_bytes(start)
+    with pytest.raises(InputError, match="begins as a pickle or an archive does"):
+        resolve_checkpoint(str(weights), relative_to=weights)
+
+
+def test_a_header_whose_length_begins_like_a_pickle_is_none(weights: Path) -> None:
+    (weights / "model.safetensors").write_bytes((0x80).to_bytes(8, "little") + b"{" + b" " * 127)
+    assert resolve_checkpoint(str(weights), relative_to=weights) == weights.resolve()
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_token_and_no_password_is_in_anything_a_run_leaves(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of the shell's variables nor of an index in matrix.yaml: not in results, cache, logs or on the screen."""
+    matrix = matrix_with(
+        project,
+        'torch: "2.13.0", build: cpu}',
+        f'torch: "2.13.0", build: cpu, index: "https://me:{SECRET}@host/simple"}}',
+    )
+    matrix.rename(project / "matrix.yaml")
+    for name in ("HF_TOKEN", "PIP_INDEX_URL", "DOCKER_AUTH_CONFIG", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, f"https://me:{SECRET}@host/")
+    runtime = StubRuntime("environment")
+    monkeypatch.setattr(workflow, "open_runtime", lambda *_, **__: runtime)
+    result = CliRunner().invoke(cli, ["matrix", f"{ENVIRONMENT}/*"])
+    assert result.exit_code == 0, result.output
+    assert SECRET not in result.output
+    left = [path for path in project.rglob("*") if path.is_file() and path != project / "matrix.yaml"]
+    assert len(left) > 10
+    assert [str(path) for path in left if SECRET.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        (f"https://me:{SECRET}@host/simple", "https://host/simple"),
+        (f"git+https://{SECRET}@host/fork@{'0' * 40}", f"git+https://host/fork@{'0' * 40}"),
+        ("https://host/simple", "https://host/simple"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(address: str, shown: str) -> None:
+    assert without_password(address) == shown
+
+
+def test_the_log_of_a_build_has_no_password_of_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from toto_compat.environments import virtualenv
+
+    environment = Environment(torch="2.13.0", build="cpu", index=f"http://me:{SECRET}@127.0.0.1:9/simple")
+    said: list[str] = []
+    log = tmp_path / "build.log"
+    monkeypatch.setattr(virtualenv, "index_answers", lambda _: True)
+    pip = [sys.executable, "-I", "-c", "print('pip')"]
+    virtualenv._install_torch(pip, ENVIRONMENT, environment, log, said.append)
+    assert SECRET not in log.read_text(encoding="utf-8") + "".join(said)
+    assert "http://127.0.0.1:9/simple" in log.read_text(encoding="utf-8")
+
+
+# --- the code itself --------------------------------------------------------------------------------------------------
+
+
+def python_files() -> list[Path]:
+    folders = [ROOT / name for name in ("toto_compat", "tests", "docker")]
+    return [ROOT / "noxfile.py", *(path for folder in folders for path in sorted(folder.rglob("*.py")))]
+
+
+def shells_of(source: str) -> list[int]:
+    """Lines that give a string to a shell: `shell=` anything but False, os.system, os.popen, subprocess.getoutput."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            asked = [word for word in node.keywords if word.arg == "shell"]
+            if any(not (isinstance(word.value, ast.Constant) and word.value.value is False) for word in asked):
+                found.append(node.lineno)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            called = f"{node.value.id}.{node.attr}"
+            if called in ("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"):
+                found.append(node.lineno)
+    return found
+
+
+def test_no_string_is_given_to_a_shell_anywhere() -> None:
+    assert [f"{path}:{line}" for path in python_files() for line in shells_of(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["subprocess.run('x', shell=True)", "run('x', shell=flag)", "os.system('x')", "os.popen('x')"],
+)
+def test_the_search_for_shells_finds_one(source: str) -> None:
+    assert shells_of(source) == [1]
+
+
+# --- SECURITY.md ------------------------------------------------------------------------------------------------------
+
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def test_every_test_that_the_document_names_is_there() -> None:
+    named = NAMED.findall((ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert len(named) >= 20
+    functions = {
+        file: {
+            node.name
+            for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+            if isinstance(node, ast.FunctionDef)
+        }
+        for file in {file for file, _ in named}
+    }
+    assert [f"{file}::{test}" for file, test in named if test not in functions[file]] == []
+
+
+def test_every_threat_of_the_document_names_a_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| threat")]
+    assert len(rows) >= 10
+    assert [row for row in rows if not NAMED.search(row) and "no test" not in row] == []
