@@ -31,6 +31,7 @@ FLOW = (
     "bench",
     "workflow",
     "false_alarms",
+    "acceptance",
     "cli",
 )
 # What needs torch. The contest of bench runs in a cell's environment, and its top is read on the host.

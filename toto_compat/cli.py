@@ -48,6 +48,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "toto_compat.false_alarms:false_alarms_command",
         "Try what is right under many seeds: no gate may fail it.",
     ),
+    "gpu-acceptance": (
+        "toto_compat.acceptance.command:gpu_acceptance_command",
+        "Try once, on a GPU, what was only predicted without one.",
+    ),
     "prune": ("toto_compat.runtimes.prune:prune_command", "Remove virtualenvs that no environment needs any more."),
 }
 

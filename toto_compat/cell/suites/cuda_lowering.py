@@ -5,8 +5,10 @@ each architecture. What comes out is a prediction: it names what CUDA graphs wou
 never proves that a capture happened.
 """
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from toto_compat.cell.lowering.source_lines import line_in
 from toto_compat.cell.lowering.strays import stray_tensors
 from toto_compat.cell.session import Session
 from toto_compat.cell.trial import CandidateError, Trial, blaming_the_candidate, telling_line
+from toto_compat.contract.bucket_messages import BUCKET_LOGGER
 from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.result import Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
@@ -43,18 +46,40 @@ def run_cuda_lowering(session: Session) -> SuiteEvidence:
     reports: list[LoweredGraph] = []
 
     def compiler(graph: CapturedGraph) -> BoxedRun:
-        reports.extend(lower(graph, CARDS[name], strays=lines).report for name in architectures)
+        lowered = [lower(graph, CARDS[name], strays=lines).report for name in architectures]
+        reports.extend(replace(report, made_for=buckets[-1]) for report in lowered)
         return run_as_it_is(graph)
 
     failure: Failure | None = None
     try:
-        with every_graph_goes_to(compiler):
+        with buckets_named() as buckets, every_graph_goes_to(compiler):
             forecast_both_ways(trial)
     except CandidateError as error:
         failure = failure_with_its_line(error.cause)
     return lowering_evidence(
         reports, architectures, None if strays is None else [str(one) for one in strays], untraceable, failure
     )
+
+
+@contextmanager
+def buckets_named() -> Iterator[list[str]]:
+    """Listen to a cache that says what it compiles a graph for; the last is that of now, '' of one that does not."""
+    told = [""]
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            what, _, _ = record.getMessage().removeprefix("compiling ").partition(" (")
+            told.append(what)
+
+    logger, listener = logging.getLogger(BUCKET_LOGGER), Listener()
+    before = logger.level
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    try:
+        yield told
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(listener)
 
 
 def forecast_both_ways(trial: Trial) -> None:
@@ -199,6 +224,7 @@ def _graph_details(report: LoweredGraph) -> dict[str, Any]:
     spilling = [kernel for kernel in report.kernels if kernel.spilled_bytes and kernel not in heaviest]
     return {
         "number": report.number,
+        "made_for": report.made_for,
         "architecture": report.architecture,
         "nodes": report.nodes,
         "partitions": [{"nodes": part.nodes, "captured": part.captured} for part in report.partitions],
