@@ -126,8 +126,8 @@ def as_markdown(report: AcceptanceReport) -> str:
     parts = [
         title,
         f"**{report.warning}**" if report.warning else "",
-        f"{', '.join(about.gpus) or 'no GPU'}; {', '.join(about.environments)}; begun {report.campaign.started}",
-        *(f"Left out: {name}: {why}" for name, why in report.campaign.left_out.items()),
+        f"{_plain(', '.join(about.gpus)) or 'no GPU'}; {', '.join(about.environments)}; begun {report.campaign.started}",
+        *(f"Left out: {name}: {_plain(why)}" for name, why in report.campaign.left_out.items()),
         "## Steps",
         *(
             "\n".join([f"- **{step.value}**: {record.ended.value}", *(f"  - {_plain(line)}" for line in record.lines)])

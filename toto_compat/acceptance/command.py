@@ -153,7 +153,7 @@ def what_it_is_about(matrix: Matrix, wanted: Wanted) -> tuple[About, dict[str, s
     """Look at the machine: its GPUs and what they run; or, for a rehearsal, the newest CPU environment."""
     identity: dict[str, Any] = {
         "source_hash": hash_contents(read_source()),
-        "matrix_hash": matrix_hash(wanted.matrix_path),
+        "matrix_hash": matrix_hash(matrix),
     }
     if wanted.rehearse:
         newest = requested_environments(default_selection(matrix, Device.CPU, matrix.production_profile))
