@@ -121,12 +121,13 @@ def environment_of(cell: CellResult) -> dict[str, Any]:
 def as_markdown(report: AcceptanceReport) -> str:
     """Tell steps and claims in Markdown."""
     about = report.campaign.about
+    gpus = _plain(", ".join(about.gpus)) or "no GPU"
     title = "# Acceptance on a GPU" if not report.rehearsal else "# Rehearsal of the acceptance on a GPU"
     claims = [[one.ended.value, one.claim, one.predicted, one.by, one.found] for one in report.claims]
     parts = [
         title,
         f"**{report.warning}**" if report.warning else "",
-        f"{_plain(', '.join(about.gpus)) or 'no GPU'}; {', '.join(about.environments)}; begun {report.campaign.started}",
+        f"{gpus}; {', '.join(about.environments)}; begun {report.campaign.started}",
         *(f"Left out: {name}: {_plain(why)}" for name, why in report.campaign.left_out.items()),
         "## Steps",
         *(

@@ -6,6 +6,7 @@ they break the rules of a replayed CUDA graph.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 
 from toto_compat.acceptance.campaign import Ended
 from toto_compat.contract.caches import SABOTAGES
@@ -60,52 +61,10 @@ ALL: Sequence[Sabotage] = (
     _of_graphs("writes_an_input", "WritesAnInput", Gate.CUDAGRAPHS, "writes to an input that may move", rehearsed=True),
 )
 
-_BEGINNING = '''"""Caches that are wrong on purpose, for the acceptance on a GPU."""
-
-import torch
-
-from toto_compat.model import sabotaged
-from toto_compat.model.static_model import StaticModel
-from toto_compat.model.static_step import PlainStep
-
-
-class Bound:
-    @classmethod
-    def bind(cls, backbone, *, compile_spec, max_patches, batch_sizes):
-        return cls(backbone, compile_spec, max_patches, batch_sizes)
-
-
-class KeepsOldOutputs(Bound, StaticModel):
-    """Hands out what the graph wrote to, where it must be copied: the next replay overwrites it."""
-
-    def _named(self, parameters):
-        return dict(zip(("df", "loc", "scale", "probs"), parameters, strict=True))
-
-
-class WritesAnInput(Bound, StaticModel):
-    """Counts its steps in a tensor that it is given: Inductor cannot capture what writes to such an input."""
-
-    def _compile(self, module, name):
-        if self._compile_spec is None or not isinstance(module, PlainStep):
-            return super()._compile(module, name)
-        steps = torch.zeros((), device=module.patch.device)
-
-        def counted(count):
-            count.add_(1)
-            return module.forward()
-
-        arguments = self._compile_spec.torch_compile_arguments()
-        run = torch.compile(counted, fullgraph=True, dynamic=False, **arguments)
-        return lambda: run(steps)
-
-'''
-
 
 def sabotaged_caches() -> str:
-    """Write the file of all of them."""
-    known = (one for one in ALL if not one.of_graphs)
-    classes = (f"\n\nclass {one.class_name}(Bound, sabotaged.{one.class_name}):\n    pass\n" for one in known)
-    return _BEGINNING + "".join(classes)
+    """Read the file of all of them, which is written for a cell's environment."""
+    return (resources.files("toto_compat.acceptance") / FILE).read_text(encoding="utf-8")
 
 
 def caught(sabotage: Sabotage, cell: JudgedCell) -> tuple[Ended, str]:
