@@ -24,6 +24,7 @@ from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.result import Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.contract.torch_messages import SEVERITIES
+from toto_compat.model.sampling import TOTO_TS
 
 METHOD = (
     "every graph of a mean and of a sampled forecast on the CPU, moved to CUDA and compiled by Inductor for described "
@@ -39,7 +40,10 @@ def run_cuda_lowering(session: Session) -> SuiteEvidence:
     if why := why_not_here():
         lacking = Failure(kind="environment", message=why)
         return SuiteEvidence(suite=Suite.CUDA_LOWERING, outcome=Outcome.NOT_RUN, failure=lacking)
-    trial = replace(session.trial, device="cpu")
+    asked = session.trial.workload.model_copy(
+        update={"sampling": session.asked_sampling or session.trial.workload.sampling}
+    )
+    trial = replace(session.trial, device="cpu", workload=asked)
     architectures = [name for name in session.profile.architectures if name in CARDS]
     strays, untraceable = stray_tensors(trial)
     lines = {stray.line for stray in strays or () if stray.line is not None}
@@ -53,7 +57,7 @@ def run_cuda_lowering(session: Session) -> SuiteEvidence:
     failure: Failure | None = None
     try:
         with buckets_named() as buckets, every_graph_goes_to(compiler):
-            forecast_both_ways(trial)
+            forecast_both_ways(trial, upstream_draws=not session.no_samples)
     except CandidateError as error:
         failure = failure_with_its_line(error.cause)
     return lowering_evidence(
@@ -82,8 +86,11 @@ def buckets_named() -> Iterator[list[str]]:
         logger.removeHandler(listener)
 
 
-def forecast_both_ways(trial: Trial) -> None:
-    """Ask for all graphs of a short forecast, of the mean and of one round of samples."""
+def forecast_both_ways(trial: Trial, *, upstream_draws: bool = True) -> None:
+    """Ask for all graphs of a short forecast, of the mean and of one round of samples.
+
+    A cache that draws as toto-ts does is not asked for samples where that cannot draw on a CPU; on a GPU it can.
+    """
     workload = trial.workload
     samples = workload.samples_per_batch
     rows = tuple(dict.fromkeys((workload.batch, workload.batch * samples)))
@@ -92,7 +99,8 @@ def forecast_both_ways(trial: Trial) -> None:
     steps = _DECODE_PATCHES * model.patch_size
     with blaming_the_candidate():
         model.generate_mean(series, steps)
-        model.generate_samples(series, steps, num_samples=samples, samples_per_batch=samples)
+        if upstream_draws or model.draws != TOTO_TS:
+            model.generate_samples(series, steps, num_samples=samples, samples_per_batch=samples)
 
 
 def failure_with_its_line(error: BaseException) -> Failure:
