@@ -40,10 +40,7 @@ def run_cuda_lowering(session: Session) -> SuiteEvidence:
     if why := why_not_here():
         lacking = Failure(kind="environment", message=why)
         return SuiteEvidence(suite=Suite.CUDA_LOWERING, outcome=Outcome.NOT_RUN, failure=lacking)
-    asked = session.trial.workload.model_copy(
-        update={"sampling": session.asked_sampling or session.trial.workload.sampling}
-    )
-    trial = replace(session.trial, device="cpu", workload=asked)
+    trial = as_asked(session)
     architectures = [name for name in session.profile.architectures if name in CARDS]
     strays, untraceable = stray_tensors(trial)
     lines = {stray.line for stray in strays or () if stray.line is not None}
@@ -63,6 +60,13 @@ def run_cuda_lowering(session: Session) -> SuiteEvidence:
     return lowering_evidence(
         reports, architectures, None if strays is None else [str(one) for one in strays], untraceable, failure
     )
+
+
+def as_asked(session: Session) -> Trial:
+    """Return the trial with the request's own samples: nothing is compared here, so upstream need not draw them."""
+    workload = session.trial.workload
+    sampling = session.asked_sampling or workload.sampling
+    return replace(session.trial, device="cpu", workload=workload.model_copy(update={"sampling": sampling}))
 
 
 @contextmanager
