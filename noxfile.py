@@ -106,6 +106,13 @@ def false_alarms(session: nox.Session) -> None:
 
 
 @nox.session
+def gpu_acceptance(session: nox.Session) -> None:
+    """The first hour on a GPU: what was only predicted without one; `-- --rehearse` walks through it on a CPU."""
+    install(session)
+    session.run("toto-compat", "gpu-acceptance", *session.posargs, interrupt_timeout=60, terminate_timeout=20)
+
+
+@nox.session
 def release_check(session: nox.Session) -> None:
     """Fail if the package index has a torch release newer than everything in matrix.yaml."""
     install(session)

@@ -34,6 +34,7 @@ FLOW = (
     "releases",
     "false_alarms",
     "reference",
+    "acceptance",
     "cli",
 )
 # What needs torch. The contest of bench runs in a cell's environment, and its top is read on the host.
@@ -42,6 +43,7 @@ RUNS_IN_A_CELLS_ENVIRONMENT = {
     *(f"toto_compat.bench.{name}" for name in ("contest", "guard_cost", "shapes")),
     "toto_compat.production.backtest",
     "toto_compat.reference.logged_forecasts",
+    "toto_compat.acceptance.sabotaged_caches",
 }
 # What a service imports through `toto_compat.production`: it runs beside torch, behind a door that opens on first use.
 SERVICE = {"toto_compat.production.switched", "toto_compat.production.guard"}

@@ -59,6 +59,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Make the committed reference results and what README shows of them.",
     ),
     "bisect": ("toto_compat.releases.bisect_command:bisect_command", "Find the torch release at which a gate flips."),
+    "gpu-acceptance": (
+        "toto_compat.acceptance.command:gpu_acceptance_command",
+        "Try once, on a GPU, what was only predicted without one.",
+    ),
     "prune": ("toto_compat.runtimes.prune:prune_command", "Remove virtualenvs that no environment needs any more."),
 }
 

@@ -28,6 +28,7 @@ class Session:
     cache_class_elsewhere: str = ""  # what a process that this one started has bound
     changed_elsewhere: tuple[str, ...] = ()  # switches of torch that the candidate changed there
     no_samples: str = ""  # what torch says where upstream eager itself cannot draw: nothing is sampled then
+    asked_sampling: tuple[str, ...] = ()  # the request's own, for suites that need no upstream to compare with
 
     @classmethod
     def of(cls, request: CellRequest, quiet: QuietLock) -> Self:
@@ -41,6 +42,7 @@ class Session:
             demands=request.demands,
             symbols=request.symbols,
             no_samples=no_samples,
+            asked_sampling=trial.workload.sampling,
         )
 
     def measured(self, suite: Suite, group: Group) -> Mapping[str, Any]:

@@ -174,14 +174,15 @@ class HoardsMemory(StaticModel):
 
 
 class LeaksMemory(StaticModel):
-    """Keeps 1 MB of every forecast."""
+    """Keeps 1 MB of every forecast, where the model is: on a GPU that is what its memory is counted by."""
 
     def __init__(self, backbone: TotoBackbone, compile_spec: CompileSpec | None, *shapes: Any, **named: Any) -> None:
         super().__init__(backbone, compile_spec, *shapes, **named)
         self._leaked: list[Tensor] = []
 
     def _notice_changed_weights(self, context: Context) -> None:
-        self._leaked.append(torch.ones(1 << 20, dtype=torch.uint8))  # not zeros: the kernel gives those when written to
+        # not zeros: the kernel gives those when written to
+        self._leaked.append(torch.ones(1 << 20, dtype=torch.uint8, device=context.inputs.device))
         super()._notice_changed_weights(context)
 
 

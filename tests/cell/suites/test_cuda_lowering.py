@@ -9,16 +9,24 @@ import pytest
 
 from tests.cell.lowering.cuda_build import needs_cuda_build
 from tests.cell.small_trials import TWO_LAYERS, trial_of
+from toto_compat.cell.lowering.capture import BoxedRun, CapturedGraph, every_graph_goes_to, run_as_it_is
 from toto_compat.cell.lowering.described_gpu import why_not_here
 from toto_compat.cell.lowering.kernels import AssembledKernel
 from toto_compat.cell.lowering.lower import LoweredGraph, Objection, Partition
 from toto_compat.cell.lowering.source_lines import SourceLine
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.cuda_equivalence import run_cuda_equivalence, scenarios_to_interpret
-from toto_compat.cell.suites.cuda_lowering import lowering_evidence, run_cuda_lowering
+from toto_compat.cell.suites.cuda_lowering import (
+    as_asked,
+    buckets_named,
+    forecast_both_ways,
+    lowering_evidence,
+    run_cuda_lowering,
+)
 from toto_compat.cell.suites.cudagraph import predicted_by_lowering, run_cudagraph
+from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.events import EventKind
-from toto_compat.contract.request import CellProfile, Workload
+from toto_compat.contract.request import CacheRequest, CellProfile, CellRequest, Device, Environment, Workload
 from toto_compat.contract.result import Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Group, Suite
 from toto_compat.model.backbone import SHAPES
@@ -100,6 +108,46 @@ def test_it_takes_the_place_of_the_prediction_for_the_cpu(tmp_path: Path) -> Non
     assert predicted == predicted_by_lowering(lowered)
     assert predicted.figures["cudagraphs"].value == 1
     assert predicted.suite is Suite.CUDAGRAPH
+
+
+@pytest.mark.parametrize("autocast", [None, "float16"])
+def test_a_short_forecast_asks_for_passes_draws_and_decode_steps_of_every_row_count(
+    autocast: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In half precision too, where upstream cannot draw on a CPU and nothing would be sampled otherwise."""
+    monkeypatch.setitem(SHAPES, "tiny", TWO_LAYERS)
+    whole = trial_of("fixed_size")
+    workload = whole.workload.model_copy(update={"autocast": autocast, "sampling": ("4/4",)})
+    request = whole_request(workload, tmp_path)
+    session = Session.of(request, whole.quiet)
+    seen: list[str] = []
+
+    def compiler(graph: CapturedGraph) -> BoxedRun:
+        seen.append(buckets[-1])
+        return run_as_it_is(graph)
+
+    with buckets_named() as buckets, every_graph_goes_to(compiler):
+        forecast_both_ways(as_asked(session), upstream_draws=not session.no_samples)
+    assert [name.partition(",")[0] for name in seen if "decode step" in name] == [
+        "decode step for batch 1",
+        "decode step for batch 4",
+    ]
+    assert any("context pass" in name for name in seen)
+    assert any("patch draws" in name for name in seen)
+    assert all(("autocast float16" in name) is (autocast is not None) for name in seen if "draws" not in name)
+
+
+def whole_request(workload: Workload, folder: Path) -> CellRequest:
+    return CellRequest(
+        cell=CellName("torch-2.13.0-cpu/fixed_size/reduce-overhead"),
+        environment=Environment(torch="2.13.0", build="cpu"),
+        cache=CacheRequest(name="fixed_size", source="builtin"),
+        device=Device.CPU,
+        profile_name="lowered",
+        profile=CellProfile(iterations=1),
+        workload=workload,
+        work_folder=str(folder),
+    )
 
 
 @pytest.mark.skipif(not why_not_here(), reason="this is a CUDA build")

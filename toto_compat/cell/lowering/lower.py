@@ -74,6 +74,7 @@ class LoweredGraph:
     left_on_cpu: tuple[str, ...] = ()
     seconds: float = 0.0
     error: str = ""  # what torch said where it could not
+    made_for: str = ""  # as the cache calls it, such as 'decode step for batch 1, variates 1, capacity 16'
 
     @property
     def objections(self) -> list[Objection]:

@@ -31,7 +31,8 @@ def stray_tensors(trial: Trial) -> tuple[list[Stray] | None, str]:
     """Trace a mean forecast on `meta`: the strays, or None and why it cannot be traced."""
     strays: list[Stray] = []
     torch._dynamo.reset()
-    elsewhere = replace(trial, device="meta")
+    # without autocast, which torch does not have for meta: it changes precisions, not where a value is made
+    elsewhere = replace(trial, device="meta", workload=trial.workload.model_copy(update={"autocast": None}))
     try:
         with _meta_tensors_are_true():
             model = elsewhere.compiled(backend=cpu_finding_backend(strays))

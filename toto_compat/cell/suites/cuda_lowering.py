@@ -5,8 +5,10 @@ each architecture. What comes out is a prediction: it names what CUDA graphs wou
 never proves that a capture happened.
 """
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,10 +19,12 @@ from toto_compat.cell.lowering.source_lines import line_in
 from toto_compat.cell.lowering.strays import stray_tensors
 from toto_compat.cell.session import Session
 from toto_compat.cell.trial import CandidateError, Trial, blaming_the_candidate, telling_line
+from toto_compat.contract.bucket_messages import BUCKET_LOGGER
 from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.result import Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.contract.torch_messages import SEVERITIES
+from toto_compat.model.sampling import TOTO_TS
 
 METHOD = (
     "every graph of a mean and of a sampled forecast on the CPU, moved to CUDA and compiled by Inductor for described "
@@ -36,20 +40,21 @@ def run_cuda_lowering(session: Session) -> SuiteEvidence:
     if why := why_not_here():
         lacking = Failure(kind="environment", message=why)
         return SuiteEvidence(suite=Suite.CUDA_LOWERING, outcome=Outcome.NOT_RUN, failure=lacking)
-    trial = replace(session.trial, device="cpu")
+    trial = as_asked(session)
     architectures = [name for name in session.profile.architectures if name in CARDS]
     strays, untraceable = stray_tensors(trial)
     lines = {stray.line for stray in strays or () if stray.line is not None}
     reports: list[LoweredGraph] = []
 
     def compiler(graph: CapturedGraph) -> BoxedRun:
-        reports.extend(lower(graph, CARDS[name], strays=lines).report for name in architectures)
+        lowered = [lower(graph, CARDS[name], strays=lines).report for name in architectures]
+        reports.extend(replace(report, made_for=buckets[-1]) for report in lowered)
         return run_as_it_is(graph)
 
     failure: Failure | None = None
     try:
-        with every_graph_goes_to(compiler):
-            forecast_both_ways(trial)
+        with buckets_named() as buckets, every_graph_goes_to(compiler):
+            forecast_both_ways(trial, upstream_draws=not session.no_samples)
     except CandidateError as error:
         failure = failure_with_its_line(error.cause)
     return lowering_evidence(
@@ -57,8 +62,39 @@ def run_cuda_lowering(session: Session) -> SuiteEvidence:
     )
 
 
-def forecast_both_ways(trial: Trial) -> None:
-    """Ask for all graphs of a short forecast, of the mean and of one round of samples."""
+def as_asked(session: Session) -> Trial:
+    """Return the trial with the request's own samples: nothing is compared here, so upstream need not draw them."""
+    workload = session.trial.workload
+    sampling = session.asked_sampling or workload.sampling
+    return replace(session.trial, device="cpu", workload=workload.model_copy(update={"sampling": sampling}))
+
+
+@contextmanager
+def buckets_named() -> Iterator[list[str]]:
+    """Listen to a cache that says what it compiles a graph for; the last is that of now, '' of one that does not."""
+    told = [""]
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            what, _, _ = record.getMessage().removeprefix("compiling ").partition(" (")
+            told.append(what)
+
+    logger, listener = logging.getLogger(BUCKET_LOGGER), Listener()
+    before = logger.level
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    try:
+        yield told
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(listener)
+
+
+def forecast_both_ways(trial: Trial, *, upstream_draws: bool = True) -> None:
+    """Ask for all graphs of a short forecast, of the mean and of one round of samples.
+
+    A cache that draws as toto-ts does is not asked for samples where that cannot draw on a CPU; on a GPU it can.
+    """
     workload = trial.workload
     samples = workload.samples_per_batch
     rows = tuple(dict.fromkeys((workload.batch, workload.batch * samples)))
@@ -67,7 +103,8 @@ def forecast_both_ways(trial: Trial) -> None:
     steps = _DECODE_PATCHES * model.patch_size
     with blaming_the_candidate():
         model.generate_mean(series, steps)
-        model.generate_samples(series, steps, num_samples=samples, samples_per_batch=samples)
+        if upstream_draws or model.draws != TOTO_TS:
+            model.generate_samples(series, steps, num_samples=samples, samples_per_batch=samples)
 
 
 def failure_with_its_line(error: BaseException) -> Failure:
@@ -199,6 +236,7 @@ def _graph_details(report: LoweredGraph) -> dict[str, Any]:
     spilling = [kernel for kernel in report.kernels if kernel.spilled_bytes and kernel not in heaviest]
     return {
         "number": report.number,
+        "made_for": report.made_for,
         "architecture": report.architecture,
         "nodes": report.nodes,
         "partitions": [{"nodes": part.nodes, "captured": part.captured} for part in report.partitions],

@@ -323,6 +323,7 @@ def measure(trial: Trial) -> SuiteEvidence:
         ),
         details={
             "steps": [asdict(step) for step in steps],
+            "partitions": kept_out.partitions,
             "skips_after_warm_up": after.cudagraph_skips,
             "host_syncs": dict(Counter(mean_syncs)),
             "host_syncs_sampled": dict(Counter(sampled_syncs)),
@@ -351,6 +352,7 @@ class KeptOut:
 
     parts: int = 0
     graphs: int = 0
+    partitions: list[list[bool]] = field(default_factory=list)  # of every graph: captured or not, piece by piece
 
 
 def measured_figures(skips: int, kept_out: KeptOut, replay: Figure) -> dict[str, Figure]:
@@ -399,7 +401,9 @@ def _counting_parts(original: Callable[..., Any], kept_out: KeptOut) -> Callable
         partitions, signatures = original(scheduler)
         # for a graph compiled without CUDA graphs it is one part, and no news
         if torch._inductor.config.triton.cudagraphs:
-            kept_out.parts += sum(signature.skip_cudagraph for signature in signatures)
+            captured = [not signature.skip_cudagraph for signature in signatures]
+            kept_out.parts += captured.count(False)
+            kept_out.partitions.append(captured)
         return partitions, signatures
 
     return graph_partition

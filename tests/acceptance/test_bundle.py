@@ -1,0 +1,107 @@
+"""The bundle: complete, readable by the project's own commands, escaped, and published only if a GPU made it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.gpu_cells import MatrixOfThisMachine, checked
+from tests.runtimes.nvidia import smi
+from tests.verdict.stored_runs import stored
+from toto_compat.acceptance import command
+from toto_compat.acceptance.bundle import (
+    AcceptanceReport,
+    as_markdown,
+    as_page,
+    publish_bundle,
+    why_not_publishable,
+)
+from toto_compat.acceptance.campaign import About, Campaign, Ended, StepName, StepRecord
+from toto_compat.acceptance.claims import Claim
+from toto_compat.acceptance.command import Wanted, accept
+from toto_compat.errors import RefusedError
+from toto_compat.evidence.store import find_run, load_run, write_cell
+
+MATRIX = Path(__file__).parents[2] / "matrix.yaml"
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(command, "examine", lambda _matrix: iter(()))
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    yield
+    smi.forget()
+
+
+def bundle_of(results: Path, *, rehearse: bool = False) -> Path:
+    wanted = Wanted(results, MATRIX, rehearse=rehearse)
+    accept(wanted, MatrixOfThisMachine())
+    return wanted.folder / "bundle"
+
+
+def test_it_holds_evidence_environments_logs_pages_and_every_run(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path / "results")
+    there = {path.name for path in bundle.iterdir()}
+    assert {"run.json", "cells", "acceptance.json", "acceptance.md", "acceptance.html", "logs"} <= there
+    assert {"lowering", "device", "sabotaged_leaking_mask", "environments.json", "doctor.json"} <= there
+    environments = json.loads((bundle / "environments.json").read_bytes())
+    assert set(environments) == {"torch-2.9.0-cu128", "torch-2.15.0-cu132"}
+    assert {"torch", "packages", "base_digest", "driver"} <= set(environments["torch-2.9.0-cu128"])
+    assert list((bundle / "logs" / "device").rglob("*.log"))
+
+
+def test_a_gpus_bundle_is_published_and_is_a_run_that_the_reports_read(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    bundle = bundle_of(results)
+    assert list(why_not_publishable(bundle)) == []
+    published = publish_bundle(bundle, results)
+    assert find_run("reference/cuda", results) == published.resolve()
+    assert load_run(published).info.name == "cuda"
+    assert publish_bundle(bundle, results) == published  # again, over the old one
+
+
+def test_a_rehearsal_whose_label_was_taken_off_is_still_refused(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path / "results", rehearse=True)
+    file = bundle / "acceptance.json"
+    document = json.loads(file.read_bytes())
+    document["rehearsal"] = document["campaign"]["about"]["rehearsal"] = False
+    document["warning"] = ""
+    file.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(RefusedError, match="it was not asked to run on a GPU"):
+        publish_bundle(bundle, tmp_path / "results")
+
+
+def test_a_cell_that_asked_for_cuda_and_saw_no_gpu_is_refused(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path / "results")
+    run = load_run(bundle)
+    cell = checked(str(run.cells[0].cell))
+    blind = cell.model_copy(update={"provenance": cell.provenance.model_copy(update={"gpu": None})})
+    write_cell(bundle, stored(blind, "2026-11-17T12:00:00Z"))
+    assert any("it saw no GPU" in why for why in why_not_publishable(bundle))
+
+
+def test_a_bundle_with_a_step_or_a_cell_missing_is_refused(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path / "results")
+    next((bundle / "device" / "cells").rglob("*.json")).unlink()
+    document = json.loads((bundle / "acceptance.json").read_bytes())
+    del document["campaign"]["steps"]["sabotages"]
+    (bundle / "acceptance.json").write_text(json.dumps(document), encoding="utf-8")
+    reasons = list(why_not_publishable(bundle))
+    assert any("not every step" in why for why in reasons)
+    assert any("cells without a result" in why for why in reasons)
+
+
+def test_what_a_log_or_torch_said_is_escaped_in_both_pages() -> None:
+    hostile = "<script>alert(1)</script> | `x`\nsecond line"
+    claim = Claim(claim=hostile, predicted=hostile, by="b", found=hostile, ended=Ended.BROKEN)
+    about = About(rehearsal=False, environments=("torch-2.9.0-cu128",), source_hash="a", matrix_hash="b")
+    steps = {StepName.PROBE: StepRecord(ended=Ended.HELD, lines=(hostile,))}
+    campaign = Campaign(about=about, started="2026-11-17T12:00:00Z", steps=steps, left_out={"e": hostile})
+    report = AcceptanceReport(rehearsal=False, campaign=campaign, claims=(claim,))
+    for text in (as_markdown(report), as_page(report)):
+        assert "<script>" not in text
+        assert "&lt;script&gt;" in text
+    row = next(line for line in as_markdown(report).splitlines() if line.startswith("| broken"))
+    assert "second line" in row

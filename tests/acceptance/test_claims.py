@@ -1,0 +1,126 @@
+"""Claims that were only predicted: held, broken, or not shown, and never held without a GPU."""
+
+import pytest
+
+from tests.acceptance.gpu_cells import CAPTURED, MUTATED, SPLIT, cell_of, checked, lowered, on_device, predicted
+from tests.verdict.sample_cells import with_figures
+from tests.verdict.stored_runs import judged_run
+from toto_compat.acceptance.campaign import About, Campaign, Ended, StepName, StepRecord
+from toto_compat.acceptance.claims import Claim, Evidence, claims_of, partitions_text
+from toto_compat.acceptance.trials import FIXED_SIZE, WHOLE_MODELS, replay_of
+from toto_compat.contract.result import CellResult, Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.suites import Suite
+from toto_compat.matrix.gates import Gate
+
+ENVIRONMENT = "torch-2.9.0-cu128"
+STATIC = f"{ENVIRONMENT}/{FIXED_SIZE}"
+WHOLE = [f"{ENVIRONMENT}/{cell}" for cell in WHOLE_MODELS]
+
+
+def evidence(
+    *,
+    without_gpu: CellResult | None = None,
+    device: CellResult | None = None,
+    row: CellResult | None = None,
+    sabotages: Ended = Ended.HELD,
+    rehearsal: bool = False,
+) -> Evidence:
+    about = About(rehearsal=rehearsal, environments=(ENVIRONMENT,), source_hash="a", matrix_hash="b")
+    steps = {StepName.SABOTAGES: StepRecord(ended=sabotages, lines=("slow: caught",))}
+    interpreted = SuiteEvidence(
+        suite=Suite.CUDA_EQUIVALENCE,
+        outcome=Outcome.MEASURED,
+        figures={"cuda_equivalence": Figure(value=0.4, kind=Kind.INTERPRETED)},
+    )
+    return Evidence(
+        campaign=Campaign(about=about, started="2026-11-17T12:00:00Z", steps=steps),
+        lowered=[without_gpu or lowered(STATIC), *(lowered(name, refused=8, partitions=SPLIT) for name in WHOLE)],
+        on_device=[device or on_device(STATIC), *(on_device(name, refused=8) for name in WHOLE)],
+        production=judged_run(row or checked(STATIC)).cells,
+        interpreted=[cell_of(STATIC, {Suite.CUDA_EQUIVALENCE: interpreted}, on_gpu=False)],
+    )
+
+
+def claim(found: Evidence, words: str) -> Claim:
+    [one] = [one for one in claims_of(found) if words in one.claim]
+    return one
+
+
+def test_a_gpu_that_does_as_predicted_holds_every_claim_and_each_says_what_predicted_it() -> None:
+    claims = claims_of(evidence())
+    assert {one.ended for one in claims} == {Ended.HELD}, claims
+    assert len(claims) == 10
+    assert all(one.predicted and one.by and one.found for one in claims)
+
+
+def test_graphs_that_are_not_captured_on_the_device_break_the_prediction_that_they_are() -> None:
+    skipped = evidence(device=on_device(STATIC, refused=3))
+    assert claim(skipped, "take every graph whole").ended is Ended.BROKEN
+    assert claim(skipped, "replays a captured graph").ended is Ended.BROKEN
+
+
+def test_graphs_that_are_split_otherwise_on_the_device_are_told() -> None:
+    split = claim(evidence(device=on_device(STATIC, partitions=(True, False, True))), "splits the graphs")
+    assert split.ended is Ended.BROKEN
+    assert split.predicted == "captured"
+    assert split.found == "captured then kept out then captured"
+
+
+def test_what_was_predicted_wrongly_is_broken_either_way() -> None:
+    refused = lowered(STATIC, refused=1, partitions=SPLIT)
+    assert claim(evidence(without_gpu=refused), "take every graph whole").ended is Ended.BROKEN
+
+
+def test_productions_caches_are_told_with_torchs_reasons_on_both_sides() -> None:
+    told = claim(evidence(), "list_index")
+    assert MUTATED in told.predicted
+    assert MUTATED in told.found
+
+
+def test_a_forecast_that_waits_for_the_gpu_in_its_steps_breaks_the_claim() -> None:
+    assert claim(evidence(device=on_device(STATIC, syncs=9)), "waits for the GPU").ended is Ended.BROKEN
+
+
+def test_a_wrong_forecast_on_the_device_breaks_what_the_interpreter_said() -> None:
+    wrong = with_figures(checked(STATIC), {Gate.EQUIVALENCE: 3.0})
+    told = claim(evidence(row=wrong), "forecasts as eager")
+    assert told.ended is Ended.BROKEN
+    assert "0.4 of what eager's own noise allows" in told.predicted
+
+
+def test_a_gate_that_stays_inconclusive_on_a_gpu_is_named() -> None:
+    undecided = with_figures(checked(STATIC), {Gate.MEMORY: Figure(value=None, missing="no counter")})
+    told = claim(evidence(row=undecided), "every gate of a row")
+    assert told.ended is Ended.BROKEN
+    assert "memory" in told.found
+
+
+@pytest.mark.parametrize("rehearsal", [True, False])
+def test_nothing_is_held_where_no_gpu_took_part(rehearsal: bool) -> None:
+    """CPU evidence in the place of the GPU's, with or without the word rehearsal on it."""
+    found = evidence(device=predicted(STATIC), row=checked(STATIC.replace("cu128", "cpu")), rehearsal=rehearsal)
+    of_static = [
+        one for one in claims_of(found) if "list_index" not in one.claim and "compile_friendly" not in one.claim
+    ]
+    ended = {one.claim: one.ended for one in of_static if "wrong on purpose" not in one.claim}
+    assert set(ended.values()) == {Ended.NOT_SHOWN}, ended
+    assert claim(found, "wrong on purpose").ended is (Ended.NOT_SHOWN if rehearsal else Ended.HELD)
+
+
+def test_a_sabotage_that_was_not_caught_breaks_the_claim() -> None:
+    assert claim(evidence(sabotages=Ended.BROKEN), "wrong on purpose").ended is Ended.BROKEN
+
+
+def test_one_witness_is_no_proof_of_a_replay() -> None:
+    cell = on_device(STATIC)
+    unseen = Figure(value=None, missing="CUPTI is missing: the profiler delivered no event of the CUDA runtime")
+    held = cell.evidence[Suite.CUDAGRAPH]
+    changed = held.model_copy(update={"figures": {**held.figures, "steps_without_replay": unseen}})
+    ended, told = replay_of(cell.model_copy(update={"evidence": {Suite.CUDAGRAPH: changed}}))
+    assert (ended, "CUPTI is missing" in told) == (Ended.NOT_SHOWN, True)
+
+
+def test_partitions_are_told_in_words() -> None:
+    assert partitions_text({(True,), ()}) == "not split; captured"
+    assert partitions_text(None) == "not seen"
+    assert CAPTURED[0]["captured"]

@@ -1,0 +1,163 @@
+"""The acceptance from its command: with a GPU that only nvidia-smi tells of, without one, resumed, rehearsed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.acceptance.gpu_cells import MatrixOfThisMachine
+from tests.runtimes.nvidia import smi
+from toto_compat.acceptance import command, sabotages
+from toto_compat.acceptance.bundle import AcceptanceReport
+from toto_compat.acceptance.campaign import REHEARSAL, Campaign, Ended, StepName
+from toto_compat.acceptance.command import Wanted, accept
+from toto_compat.acceptance.trials import MATRIX_FILE
+from toto_compat.cli import cli
+from toto_compat.errors import EnvironmentBuildError, ExitCode, InputError, SelectionError
+from toto_compat.matrix.expand import expand, select
+from toto_compat.matrix.load import load_matrix
+
+MATRIX = Path(__file__).parents[2] / "matrix.yaml"
+PRODUCTION, NEWEST, CPU = "torch-2.9.0-cu128", "torch-2.15.0-cu132", "torch-2.13.0-cpu"
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(command, "examine", lambda _matrix: iter(()))
+    yield
+    smi.forget()
+
+
+def wanted(tmp_path: Path, *, rehearse: bool = False) -> Wanted:
+    return Wanted(tmp_path / "results", MATRIX, rehearse=rehearse)
+
+
+def report_in(folder: Path) -> AcceptanceReport:
+    return AcceptanceReport.model_validate_json((folder / "bundle" / "acceptance.json").read_bytes())
+
+
+def test_a_machine_without_a_gpu_reads_one_message_that_names_the_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(cli, ["gpu-acceptance", "--matrix", str(MATRIX), "--results", str(tmp_path / "results")])
+    assert isinstance(done.exception, EnvironmentBuildError)
+    assert done.exception.code is ExitCode.ENVIRONMENT
+    assert "no NVIDIA GPU answers here" in done.exception.message
+    assert "--rehearse" in done.exception.hint
+    assert not (tmp_path / "results").exists()  # nothing half-written
+
+
+def test_on_a_gpu_it_goes_from_the_probe_to_a_bundle_in_which_every_claim_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    matrix = MatrixOfThisMachine()
+    assert accept(wanted(tmp_path), matrix) is Ended.HELD
+    broken = [one.cache for one in sabotages.ALL]
+    assert matrix.runs == ["lowering", "device", *broken, "production-check"]
+    assert {asked.device for asked in matrix.asked} == {"cuda"}
+    assert [asked.lower_only for asked in matrix.asked].count(True) == 1
+    last = matrix.asked[-1]
+    assert last.profile == "production-check"
+    environments = {selector.partition("/")[0] for selector in last.selectors}
+    assert environments == {PRODUCTION, NEWEST}
+    report = report_in(tmp_path / "results" / "gpu-acceptance")
+    assert (report.rehearsal, report.warning) == (False, "")
+    assert {claim.ended for claim in report.claims} == {Ended.HELD}
+    assert {name for name in (PRODUCTION, NEWEST) if any(name in claim.claim for claim in report.claims)} == {
+        PRODUCTION,
+        NEWEST,
+    }
+
+
+def test_every_run_that_is_asked_for_is_one_of_its_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi.install(tmp_path, monkeypatch, [smi.gpu(0, "NVIDIA L40S", "8.9")])
+    matrix = MatrixOfThisMachine()
+    accept(wanted(tmp_path), matrix)
+    loaded = load_matrix(tmp_path / "results" / "gpu-acceptance" / MATRIX_FILE)
+    for asked in matrix.asked:
+        cells = select(expand(loaded, asked.profile), asked.selectors)
+        assert cells
+    assert loaded.profiles["lowering"].architectures == ("sm_86",)  # what an sm_89 card takes of these wheels
+
+
+def test_a_step_that_ended_is_not_taken_again_and_one_that_was_broken_off_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    first = MatrixOfThisMachine(broken_off_at=sabotages.ALL[1].cache)
+    with pytest.raises(KeyboardInterrupt):
+        accept(wanted(tmp_path), first)
+    state = tmp_path / "results" / "gpu-acceptance" / "state.json"
+    campaign = Campaign.model_validate_json(state.read_bytes())
+    assert list(campaign.steps) == [StepName.PROBE, StepName.LOWERING, StepName.DEVICE]
+    second = MatrixOfThisMachine()
+    assert accept(wanted(tmp_path), second) is Ended.HELD
+    assert second.runs == [*(one.cache for one in sabotages.ALL[1:]), "production-check"]
+    third = MatrixOfThisMachine()
+    assert accept(wanted(tmp_path), third) is Ended.HELD
+    assert third.runs == []
+
+
+def test_another_card_or_driver_does_not_go_on_with_what_the_first_one_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    accept(wanted(tmp_path), MatrixOfThisMachine())
+    smi.install(tmp_path, monkeypatch, [smi.gpu(driver_version="590.10")])
+    with pytest.raises(InputError, match=r"gpus was .*580\.95.*, is .*590\.10") as caught:
+        accept(wanted(tmp_path), MatrixOfThisMachine())
+    assert "--run NAME" in caught.value.hint
+
+
+def test_what_the_driver_cannot_run_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi.install(tmp_path, monkeypatch, [smi.gpu(driver_version="570.86.16")])
+    matrix = MatrixOfThisMachine()
+    accept(wanted(tmp_path), matrix)
+    campaign = report_in(tmp_path / "results" / "gpu-acceptance").campaign
+    assert campaign.about.environments == (PRODUCTION,)
+    assert "CUDA 13 needs 580" in campaign.left_out[NEWEST]
+
+
+def test_a_full_card_ends_it_before_anything_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi.install(tmp_path, monkeypatch, [{**smi.gpu(), "memory.used": "80000"}])
+    matrix = MatrixOfThisMachine()
+    with pytest.raises(EnvironmentBuildError, match="1559 of 81559 MB free"):
+        accept(wanted(tmp_path), matrix)
+    assert matrix.runs == []
+
+
+def test_a_rehearsal_says_so_everywhere_and_shows_nothing_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)  # also where there is a GPU
+    matrix = MatrixOfThisMachine()
+    assert accept(wanted(tmp_path, rehearse=True), matrix) is Ended.NOT_SHOWN
+    assert {asked.device for asked in matrix.asked} == {"cpu"}
+    assert not any(asked.lower_only for asked in matrix.asked)
+    assert {selector.partition("/")[0] for asked in matrix.asked for selector in asked.selectors} == {CPU}
+    assert matrix.asked[-1].profile == "smoke"
+    folder = tmp_path / "results" / "gpu-acceptance-rehearsal"
+    report = report_in(folder)
+    assert (report.rehearsal, report.warning) == (True, REHEARSAL)
+    assert Ended.HELD not in {claim.ended for claim in report.claims}
+    for name in ("acceptance.md", "acceptance.html"):
+        assert REHEARSAL in (folder / "bundle" / name).read_text(encoding="utf-8")
+    assert json.loads((folder / "bundle" / "run.json").read_bytes())["name"] == "cuda-rehearsal"
+    printed = capsys.readouterr()
+    assert REHEARSAL in printed.out
+    assert REHEARSAL in printed.err
+
+
+def test_a_rehearsal_is_not_published(tmp_path: Path) -> None:
+    accept(wanted(tmp_path, rehearse=True), MatrixOfThisMachine())
+    words = ["gpu-acceptance", "--matrix", str(MATRIX), "--results", str(tmp_path / "results"), "--publish"]
+    done = CliRunner().invoke(cli, [*words, "--rehearse"])
+    assert done.exception is not None and "it is a rehearsal" in str(done.exception)
+    assert not (tmp_path / "results" / "reference").exists()
+    nothing = CliRunner().invoke(cli, words)
+    assert isinstance(nothing.exception, SelectionError)

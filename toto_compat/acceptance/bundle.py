@@ -1,0 +1,234 @@
+"""The end of an acceptance: one folder with evidence, environments, logs, pages and claims, fit to be committed.
+
+It is a run like any other, that of the production check, with the rest of the acceptance beside it:
+
+    run.json, cells/, compatibility.*     the production check: `toto-compat report` shows it
+    acceptance.json, .md, .html           steps and claims
+    lowering/, device/, sabotaged_*/      the other runs
+    environments.json, doctor.json, logs/
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from pydantic import Field
+from tabulate import tabulate
+
+from toto_compat.acceptance.campaign import REHEARSAL, Campaign, Ended
+from toto_compat.acceptance.claims import Claim
+from toto_compat.acceptance.trials import DEVICE, LOWERING, PRODUCTION_CHECK
+from toto_compat.contract.request import Device
+from toto_compat.contract.result import CellResult
+from toto_compat.contract.strict_model import StrictModel
+from toto_compat.errors import RefusedError
+from toto_compat.evidence.files import read_model, storage_errors, write_atomically, write_model
+from toto_compat.evidence.store import Run, load_run, write_run_info
+
+BUNDLE, ACCEPTANCE_FILE = "bundle", "acceptance.json"
+PUBLISHED = Path("reference/cuda")  # below the results folder
+_LOG_BYTES = 64_000  # the end of each: what went wrong stands there
+
+
+class AcceptanceReport(StrictModel):
+    """acceptance.json: what was found, and whether anything of it was found on a GPU."""
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
+    rehearsal: bool
+    warning: str = ""
+    campaign: Campaign
+    claims: tuple[Claim, ...]
+
+
+def make_bundle(folder: Path, campaign: Campaign, claims: Sequence[Claim], doctor: Sequence[Mapping[str, Any]]) -> Path:
+    """Put the bundle together from the runs in an acceptance's folder; one that was there is replaced."""
+    bundle = folder / BUNDLE
+    if bundle.exists():
+        with storage_errors(bundle, "replaced"):
+            shutil.rmtree(bundle)
+    warning = REHEARSAL if campaign.about.rehearsal else ""
+    main = load_run(folder / PRODUCTION_CHECK)
+    _copy_run(main, bundle)
+    name = "cuda-rehearsal" if campaign.about.rehearsal else "cuda"
+    write_run_info(bundle, main.info.model_copy(update={"name": name}))
+    others = [
+        path.parent for path in sorted(folder.glob("*/run.json")) if path.parent.name not in (PRODUCTION_CHECK, BUNDLE)
+    ]
+    for other in others:
+        _copy_run(load_run(other), bundle / other.name)
+    for path in sorted(folder.glob("*/logs/**/*.log")):
+        run, _, log = path.relative_to(folder).as_posix().partition("/logs/")
+        if run != BUNDLE:
+            write_atomically(bundle / "logs" / run / log, _end_of(path))
+    runs = [main, *(load_run(other) for other in others)]
+    environments = {
+        cell.cell.environment: environment_of(cell) for run in runs for cell in run.cells if cell.provenance.torch
+    }
+    write_atomically(bundle / "environments.json", json.dumps(environments, indent=1) + "\n")
+    write_atomically(bundle / "doctor.json", json.dumps(list(doctor), indent=1) + "\n")
+    report = AcceptanceReport(
+        rehearsal=campaign.about.rehearsal, warning=warning, campaign=campaign, claims=tuple(claims)
+    )
+    write_model(bundle / ACCEPTANCE_FILE, report)
+    write_atomically(bundle / "acceptance.md", as_markdown(report))
+    write_atomically(bundle / "acceptance.html", as_page(report))
+    return bundle
+
+
+def _copy_run(run: Run, target: Path) -> None:
+    """Copy what a run holds that can be judged again, and its tables."""
+    with storage_errors(target, "written"):
+        target.mkdir(parents=True, exist_ok=True)
+        if (run.folder / "cells").is_dir():
+            shutil.copytree(run.folder / "cells", target / "cells", dirs_exist_ok=True)
+        for path in (run.folder / "run.json", *sorted(run.folder.glob("compatibility.*"))):
+            shutil.copy(path, target / path.name)
+
+
+def _end_of(log: Path) -> str:
+    with storage_errors(log, "read"):
+        return log.read_bytes()[-_LOG_BYTES:].decode("utf-8", errors="replace")
+
+
+def environment_of(cell: CellResult) -> dict[str, Any]:
+    """What a cell ran in: packages, interpreter, driver, and the image with what it was built on."""
+    provenance = cell.provenance
+    names = (
+        *(
+            "torch",
+            "torch_git",
+            "cuda",
+            "gpu",
+            "gpu_architecture",
+            "driver",
+            "python",
+            "toto_ts",
+            "packages",
+            "compiler",
+        ),
+        *("os", "cpu", "cores", "runtime", "lock", "image", "base_image", "base_used", "base_digest"),
+        *("base_is_stand_in", "source_hash"),
+    )
+    return {name: getattr(provenance, name) for name in names}
+
+
+# What can be read
+
+
+def as_markdown(report: AcceptanceReport) -> str:
+    """Tell steps and claims in Markdown."""
+    about = report.campaign.about
+    gpus = _plain(", ".join(about.gpus)) or "no GPU"
+    title = "# Acceptance on a GPU" if not report.rehearsal else "# Rehearsal of the acceptance on a GPU"
+    claims = [[one.ended.value, one.claim, one.predicted, one.by, one.found] for one in report.claims]
+    parts = [
+        title,
+        f"**{report.warning}**" if report.warning else "",
+        f"{gpus}; {', '.join(about.environments)}; begun {report.campaign.started}",
+        *(f"Left out: {name}: {_plain(why)}" for name, why in report.campaign.left_out.items()),
+        "## Steps",
+        *(
+            "\n".join([f"- **{step.value}**: {record.ended.value}", *(f"  - {_plain(line)}" for line in record.lines)])
+            for step, record in report.campaign.steps.items()
+        ),
+        "## What was only predicted before",
+        tabulate(
+            [[_plain(str(value)).replace("|", "\\|") for value in row] for row in claims],
+            ["held?", "claim", "predicted", "by", "found"],
+            tablefmt="github",
+            disable_numparse=True,
+        ),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _plain(text: str) -> str:
+    """One line, without what Markdown or HTML would read as its own."""
+    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title><style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430; }
+table { border-collapse: collapse; width: 100%; } td, th { border: 1px solid #d5dae2; padding: .4rem .6rem; }
+td, th { text-align: left; vertical-align: top; } .broken { background: #fbe3e4; } .held { background: #e2f4e6; }
+.warning { background: #b3261e; color: #fff; padding: .8rem 1rem; font-weight: 600; }
+</style></head><body>
+<h1>{{ title }}</h1>
+{% if report.warning %}<p class="warning">{{ report.warning }}</p>{% endif %}
+<p>{{ about.gpus | join(", ") or "no GPU" }}; {{ about.environments | join(", ") }};
+begun {{ report.campaign.started }}</p>
+{% for name, why in report.campaign.left_out.items() %}<p>Left out: {{ name }}: {{ why }}</p>{% endfor %}
+<p><a href="compatibility.html">The production check</a></p>
+<h2>What was only predicted before</h2>
+<table><tr><th>held?</th><th>claim</th><th>predicted</th><th>by</th><th>found</th></tr>
+{% for one in report.claims %}<tr class="{{ one.ended.name | lower }}">
+<td>{{ one.ended.value }}</td><td>{{ one.claim }}</td>
+<td>{{ one.predicted }}</td><td>{{ one.by }}</td><td>{{ one.found }}</td></tr>{% endfor %}</table>
+<h2>Steps</h2>
+{% for step, record in report.campaign.steps.items() %}<h3>{{ step.value }}: {{ record.ended.value }}</h3>
+<ul>{% for line in record.lines %}<li>{{ line }}</li>{% endfor %}</ul>{% endfor %}
+</body></html>
+"""
+
+
+def as_page(report: AcceptanceReport) -> str:
+    """Tell the same as one HTML file; everything in it is escaped."""
+    environment = Environment(loader=DictLoader({"page": _PAGE}), autoescape=True, undefined=StrictUndefined)
+    title = "Rehearsal of the acceptance on a GPU" if report.rehearsal else "Acceptance on a GPU"
+    return environment.get_template("page").render(report=report, about=report.campaign.about, title=title)
+
+
+# What can be committed
+
+
+def why_not_publishable(bundle: Path) -> Iterator[str]:
+    """Say everything that keeps a bundle from being shown as what a GPU did."""
+    report = read_model(bundle / ACCEPTANCE_FILE, AcceptanceReport)
+    if report.rehearsal or report.campaign.about.rehearsal:
+        yield "it is a rehearsal: no GPU took part"
+    if not report.campaign.is_finished:
+        yield "not every step of it has ended"
+    if not report.claims:
+        yield "it has no claims"
+    for name in ("", DEVICE, LOWERING):
+        if not (bundle / name / "run.json").exists():
+            yield f"the run {name or PRODUCTION_CHECK} is missing"
+            continue
+        run = load_run(bundle / name)
+        if run.unfinished:
+            yield f"{name or PRODUCTION_CHECK}: cells without a result: {', '.join(run.unfinished)}"
+        if name != LOWERING:
+            yield from (f"{cell.cell}: {why}" for cell in run.cells if (why := why_not_of_a_gpu(cell)))
+
+
+def why_not_of_a_gpu(cell: CellResult) -> str:
+    """Say why a cell is no evidence of a GPU; '' if it is."""
+    if cell.request.device is not Device.CUDA or cell.request.lower_only:
+        return "it was not asked to run on a GPU"
+    return "" if cell.provenance.gpu and cell.provenance.driver else "it saw no GPU"
+
+
+def publish_bundle(bundle: Path, results: Path) -> Path:
+    """Copy a bundle to results/reference/cuda; anything but evidence of a GPU is refused."""
+    reasons = list(why_not_publishable(bundle))
+    if reasons:
+        raise RefusedError(
+            f"{bundle}: not published as {results / PUBLISHED}: {'; '.join(reasons)}",
+            hint="run `toto-compat gpu-acceptance` to its end on a machine with a GPU",
+        )
+    target = results / PUBLISHED
+    with storage_errors(target, "written"):
+        if target.exists():
+            shutil.rmtree(target)
+        shutil.copytree(bundle, target)
+    return target
+
+
+def exit_of(claims: Sequence[Claim], campaign: Campaign) -> Ended:
+    """The worst of steps and claims."""
+    found = {campaign.ended, *(claim.ended for claim in claims)}
+    return next((one for one in (Ended.BROKEN, Ended.NOT_SHOWN) if one in found), Ended.HELD)

@@ -1,0 +1,268 @@
+"""What was only predicted before a GPU was there, a claim each, and whether the GPU bears it out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toto_compat.acceptance.campaign import Campaign, Ended, StepName
+from toto_compat.acceptance.trials import FIXED_SIZE, WHOLE_MODELS, predicted_figure, replay_of
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.result import CellResult, Figure, Kind, Outcome
+from toto_compat.contract.strict_model import StrictModel
+from toto_compat.contract.suites import Suite
+from toto_compat.evidence.store import load_run
+from toto_compat.matrix.gates import Gate
+from toto_compat.verdict.judge import JudgedCell, Status
+
+MOST_HOST_SYNCS = 1  # a mean forecast of fixed_size asks the device once, at its end
+INTERPRETED_RUN = "reference/cuda-interpreted"
+
+
+class Claim(StrictModel):
+    """One prediction, where it stands, what the GPU showed, and how that ended."""
+
+    claim: str
+    predicted: str
+    by: str  # what predicted it
+    found: str
+    ended: Ended
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Holds all that the claims are held to: cells lowered without the GPU, cells on it, and the production check."""
+
+    campaign: Campaign
+    lowered: Sequence[CellResult]
+    on_device: Sequence[CellResult]
+    production: Sequence[JudgedCell]
+    interpreted: Sequence[CellResult] = ()  # of an earlier run without a GPU
+
+
+def interpreted_cells(results: Path) -> tuple[CellResult, ...]:
+    """The cells whose CUDA code was executed without a GPU, as they are committed; none where that run is not there."""
+    folder = results / INTERPRETED_RUN
+    return load_run(folder).cells if (folder / "run.json").exists() else ()
+
+
+def claims_of(evidence: Evidence) -> list[Claim]:
+    """Every claim, environment by environment."""
+    return [
+        *(claim for name in evidence.campaign.about.environments for claim in _of_environment(name, evidence)),
+        _sabotages(evidence.campaign),
+    ]
+
+
+def _of_environment(name: str, evidence: Evidence) -> Iterator[Claim]:
+    lowered, found = _by_cell(evidence.lowered), _by_cell(evidence.on_device)
+    static = CellName(f"{name}/{FIXED_SIZE}")
+    rows = [cell for cell in evidence.production if cell.result.cell.environment == name]
+    yield _runs_here(name, found.get(static))
+    yield _taken_whole(static, lowered.get(static), found.get(static))
+    yield _same_partitions(static, lowered.get(static), found.get(static))
+    yield _replayed(static, found.get(static))
+    for cell in WHOLE_MODELS:
+        whole = CellName(f"{name}/{cell}")
+        if whole in lowered or whole in found:
+            yield _not_taken(whole, lowered.get(whole), found.get(whole))
+    yield _few_host_syncs(static, found.get(static))
+    interpreted = [one for one in evidence.interpreted if one.cell.environment == name]
+    yield _right_on_the_device(name, interpreted, rows)
+    yield _every_gate_decides(name, rows)
+
+
+def _by_cell(results: Sequence[CellResult]) -> dict[CellName, CellResult]:
+    return {result.cell: result for result in results}
+
+
+def measured(result: CellResult | None, suite: Suite, name: str) -> Figure | None:
+    """A figure that was measured on a GPU; None for any other: what no GPU took part in shows nothing here."""
+    if result is None or not result.provenance.gpu:
+        return None
+    evidence = result.evidence.get(suite)
+    figure = evidence.figures.get(name) if evidence else None
+    return figure if figure and figure.kind is Kind.MEASURED and figure.value is not None else None
+
+
+def why_not(result: CellResult | None, suite: Suite, name: str) -> str:
+    """Say why there is no such figure."""
+    if result is None:
+        return "the cell has no result"
+    if not result.provenance.gpu:
+        return "no GPU took part"
+    evidence = result.evidence.get(suite)
+    failure = result.failure or (evidence.failure if evidence else None)
+    figure = evidence.figures.get(name) if evidence else None
+    return failure.message if failure else (figure.missing if figure else "") or "the suite left no such figure"
+
+
+def _runs_here(name: str, found: CellResult | None) -> Claim:
+    ran = bool(found and found.provenance.gpu and found.evidence and not found.could_not_run)
+    gpu = f"{found.provenance.gpu}, {found.provenance.gpu_architecture}" if found and found.provenance.gpu else ""
+    return Claim(
+        claim=f"{name} runs on this driver and card",
+        predicted="yes",
+        by="the wheel's architectures in matrix.yaml and NVIDIA's table of drivers",
+        found=f"it ran on {gpu}" if ran else why_not(found, Suite.CUDAGRAPH, "cudagraphs"),
+        ended=Ended.HELD if ran else Ended.NOT_SHOWN,
+    )
+
+
+def _taken_whole(cell: CellName, lowered: CellResult | None, found: CellResult | None) -> Claim:
+    predicted = predicted_figure(lowered) if lowered else None
+    figure = measured(found, Suite.CUDAGRAPH, "cudagraphs")
+    claim = f"{cell}: CUDA graphs take every graph whole"
+    by = "compiled for this architecture without the GPU"
+    if predicted is None or predicted.value is None:
+        told = predicted.missing if predicted else "no prediction"
+        return Claim(claim=claim, predicted=told, by=by, found="", ended=Ended.NOT_SHOWN)
+    shown = f"{predicted.value:g} not taken"
+    if figure is None or figure.value is None:
+        why = why_not(found, Suite.CUDAGRAPH, "cudagraphs")
+        return Claim(claim=claim, predicted=shown, by=by, found=why, ended=Ended.NOT_SHOWN)
+    same = bool(predicted.value) == bool(figure.value)
+    return Claim(
+        claim=claim,
+        predicted=shown,
+        by=by,
+        found=f"{figure.value:g} skipped, kept out or not replayed",
+        ended=Ended.HELD if same else Ended.BROKEN,
+    )
+
+
+def partitions_of(result: CellResult | None, suite: Suite) -> set[tuple[bool, ...]] | None:
+    """The kinds of graphs a cell compiled, each as its pieces, captured or not; None where that was not seen."""
+    evidence = result.evidence.get(suite) if result else None
+    if evidence is None or evidence.outcome is not Outcome.MEASURED:
+        return None
+    if suite is Suite.CUDAGRAPH:
+        seen = evidence.details.get("partitions")
+        return {tuple(map(bool, graph)) for graph in seen} if seen and isinstance(seen[0], list) else None
+    graphs = evidence.details.get("graphs", [])
+    return {tuple(part["captured"] for part in graph["partitions"]) for graph in graphs} or None
+
+
+def _same_partitions(cell: CellName, lowered: CellResult | None, found: CellResult | None) -> Claim:
+    predicted = partitions_of(lowered, Suite.CUDA_LOWERING)
+    seen = partitions_of(found, Suite.CUDAGRAPH) if found and found.provenance.gpu else None
+    shown = predicted is not None and seen is not None
+    return Claim(
+        claim=f"{cell}: Inductor splits the graphs on the device as it did without it",
+        predicted=partitions_text(predicted),
+        by="compiled for this architecture without the GPU",
+        found=partitions_text(seen) if seen is not None else why_not(found, Suite.CUDAGRAPH, "partitions"),
+        ended=(Ended.HELD if predicted == seen else Ended.BROKEN) if shown else Ended.NOT_SHOWN,
+    )
+
+
+def partitions_text(kinds: set[tuple[bool, ...]] | None) -> str:
+    if kinds is None:
+        return "not seen"
+    told = (" then ".join("captured" if piece else "kept out" for piece in one) or "not split" for one in sorted(kinds))
+    return "; ".join(told)
+
+
+def _replayed(cell: CellName, found: CellResult | None) -> Claim:
+    ended, told = replay_of(found) if found else (Ended.NOT_SHOWN, "the cell has no result")
+    return Claim(
+        claim=f"{cell}: every decode step of a warm forecast replays a captured graph",
+        predicted="yes",
+        by="the rules of a replay, rehearsed on a CPU",
+        found=told,
+        ended=ended,
+    )
+
+
+def _not_taken(cell: CellName, lowered: CellResult | None, found: CellResult | None) -> Claim:
+    predicted = predicted_figure(lowered) if lowered else None
+    figure = measured(found, Suite.CUDAGRAPH, "cudagraphs")
+    reasons = reasons_of(lowered, Suite.CUDA_LOWERING)
+    shown = figure is not None and figure.value is not None and predicted is not None and predicted.value is not None
+    found_text = why_not(found, Suite.CUDAGRAPH, "cudagraphs")
+    if figure is not None:
+        found_text = f"{figure.value:g}; {'; '.join(reasons_of(found, Suite.CUDAGRAPH)) or 'no reason was logged'}"
+    return Claim(
+        claim=f"{cell}: CUDA graphs do not take it, for the reasons that production's logs have",
+        predicted=(f"{predicted.value:g} graphs; " if predicted and predicted.value is not None else "")
+        + ("; ".join(reasons) or "no reason"),
+        by="compiled for this architecture without the GPU",
+        found=found_text,
+        ended=(Ended.HELD if bool(predicted and predicted.value) == bool(figure and figure.value) else Ended.BROKEN)
+        if shown
+        else Ended.NOT_SHOWN,
+    )
+
+
+def reasons_of(result: CellResult | None, suite: Suite, most: int = 3) -> list[str]:
+    """The first reasons that torch gave, each once."""
+    evidence = result.evidence.get(suite) if result else None
+    return (
+        list(dict.fromkeys(event.normalised_reason or event.reason for event in evidence.events))[:most]
+        if evidence
+        else []
+    )
+
+
+def _few_host_syncs(cell: CellName, found: CellResult | None) -> Claim:
+    figure = measured(found, Suite.CUDAGRAPH, "host_syncs")
+    value = figure.value if figure else None
+    return Claim(
+        claim=f"{cell}: a mean forecast waits for the GPU at its end only",
+        predicted=f"at most {MOST_HOST_SYNCS}",
+        by="the model's code",
+        found=f"{value:g}" if value is not None else why_not(found, Suite.CUDAGRAPH, "host_syncs"),
+        ended=Ended.NOT_SHOWN if value is None else Ended.HELD if value <= MOST_HOST_SYNCS else Ended.BROKEN,
+    )
+
+
+def _right_on_the_device(name: str, interpreted: Sequence[CellResult], rows: Sequence[JudgedCell]) -> Claim:
+    ratios = [
+        figure.value
+        for one in interpreted
+        if (evidence := one.evidence.get(Suite.CUDA_EQUIVALENCE))
+        and (figure := evidence.figures.get("cuda_equivalence"))
+        and figure.value is not None
+    ]
+    on_gpu = [
+        row.gates[Gate.EQUIVALENCE] for row in rows if row.result.provenance.gpu and Gate.EQUIVALENCE in row.gates
+    ]
+    decided = [one for one in on_gpu if one.status in (Status.PASS, Status.FAIL)]
+    right = all(one.status is Status.PASS for one in decided)
+    values = [one.value for one in decided if one.value is not None]
+    return Claim(
+        claim=f"{name}: the code that Inductor makes of fixed_size for CUDA forecasts as eager",
+        predicted=f"{max(ratios):.2g} of what eager's own noise allows, interpreted" if ratios else "not tried",
+        by=f"Triton's interpreter ({INTERPRETED_RUN})",
+        found=f"{max(values):.2g} at worst, in {len(decided)} rows" if values else "no row was decided on a GPU",
+        ended=(Ended.HELD if right else Ended.BROKEN) if decided else Ended.NOT_SHOWN,
+    )
+
+
+def _every_gate_decides(name: str, rows: Sequence[JudgedCell]) -> Claim:
+    on_gpu = [row for row in rows if row.result.provenance.gpu]
+    undecided = sorted(
+        {gate.value for row in on_gpu for gate, one in row.gates.items() if one.status is Status.INCONCLUSIVE}
+    )
+    return Claim(
+        claim=f"{name}: every gate of a row of fixed_size can be decided on a GPU",
+        predicted="yes",
+        by="evidence made up by CUDA's rules, walked through the gates",
+        found=("no row ran on a GPU" if not on_gpu else f"INCONCLUSIVE: {', '.join(undecided)}")
+        if undecided or not on_gpu
+        else f"all of {len(on_gpu)} rows",
+        ended=Ended.NOT_SHOWN if not on_gpu else Ended.BROKEN if undecided else Ended.HELD,
+    )
+
+
+def _sabotages(campaign: Campaign) -> Claim:
+    record = campaign.steps.get(StepName.SABOTAGES)
+    ended = record.ended if record else Ended.NOT_SHOWN
+    if campaign.about.rehearsal:
+        ended = Ended.BROKEN if ended is Ended.BROKEN else Ended.NOT_SHOWN
+    return Claim(
+        claim="every gate turns red on the GPU for a cache that is wrong on purpose",
+        predicted="yes",
+        by="the same caches on a CPU",
+        found="; ".join(record.lines) if record else "the step has no result",
+        ended=ended,
+    )

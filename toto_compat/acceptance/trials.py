@@ -1,0 +1,265 @@
+"""What an acceptance asks of the matrix, step by step, and what each step found."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from toto_compat.acceptance import sabotages
+from toto_compat.acceptance.campaign import Campaign, Ended
+from toto_compat.acceptance.sabotages import Sabotage, caught
+from toto_compat.contract.request import Device, Environment
+from toto_compat.contract.result import CellResult, Figure, Outcome
+from toto_compat.contract.suites import Suite
+from toto_compat.errors import ExitCode, SelectionError
+from toto_compat.evidence.files import write_atomically
+from toto_compat.evidence.store import load_run
+from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.schema import Matrix
+from toto_compat.runtimes.nvidia_smi import capability
+from toto_compat.runtimes.progress import say
+from toto_compat.verdict.judge import JudgedCell, Status
+from toto_compat.verdict.judged_run import JudgedRun, judge_run
+
+MATRIX_FILE = "matrix.yaml"
+WORKLOAD = PRACTICE_PROFILE = "smoke"
+LOWERING, DEVICE, PRODUCTION_CHECK = "lowering", "device", "production-check"  # runs in the acceptance's folder
+# What CUDA graphs are asked about: the cache that they were predicted to take, and production's two that they were not.
+FIXED_SIZE = "fixed_size/reduce-overhead"
+WHOLE_MODELS = ("list_index/reduce-overhead+production", "compile_friendly/reduce-overhead+production")
+
+Found = tuple[Ended, list[str]]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """One acceptance on this machine: its folder, its campaign, and how a run of the matrix is made."""
+
+    folder: Path
+    campaign: Campaign
+    runtime: Literal["auto", "docker", "venv", "here"]
+    production_profile: str
+    modes: tuple[str, ...]  # of the matrix
+    run: Callable[[Asked], ExitCode]
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        return self.campaign.about.environments
+
+    @property
+    def rehearsal(self) -> bool:
+        return self.campaign.about.rehearsal
+
+    def take(self, name: str, profile: str, selectors: Sequence[str], *, lower_only: bool = False) -> JudgedRun:
+        """Run cells of the acceptance's own matrix, or take up the run that is there; finished cells are kept."""
+        folder = self.folder / name
+        if not is_finished(folder):
+            asked = Asked(
+                selectors=tuple(selectors),
+                profile=profile,
+                runtime=self.runtime,
+                device=Device.CPU.value if self.rehearsal else Device.CUDA.value,
+                run=name,
+                lower_only=lower_only,
+                matrix_file=self.folder / MATRIX_FILE,
+                results=self.folder,
+            )
+            self.run(asked)
+        return judge_run(load_run(folder))
+
+
+def is_finished(folder: Path) -> bool:
+    """Tell whether a run has a result of every cell and none that could not be run: else it is run again."""
+    if not (folder / "run.json").exists():
+        return False
+    run = load_run(folder)
+    return not run.unfinished and not any(cell.could_not_run for cell in run.cells)
+
+
+def acceptance_matrix(document: Mapping[str, Any], matrix_folder: Path, architectures: Sequence[str]) -> dict[str, Any]:
+    """Make the matrix that an acceptance runs: the user's environments, the package's caches, and the sabotages."""
+    if WORKLOAD not in document["workloads"] or PRACTICE_PROFILE not in document["profiles"]:
+        raise SelectionError(
+            f"the matrix file has no workload and profile {WORKLOAD!r}", hint="an acceptance takes its short cells"
+        )
+    known = {name: one for name, one in document["caches"].items() if one.get("source") == "builtin"}
+    missing = [name for name in ("fixed_size", "list_index", "compile_friendly") if name not in known]
+    if missing or "production" not in document["settings"]:
+        raise SelectionError(
+            f"the matrix file lacks {', '.join(missing) or 'the settings called production'}",
+            hint="an acceptance tries what production ran beside fixed_size",
+        )
+    for name in ("list_index", "compile_friendly"):
+        known[name] = {**known[name], "settings": ["stock", "production"]}
+    broken = {one.cache: {"source": one.source, "description": one.description} for one in sabotages.ALL}
+    profiles = {
+        LOWERING: _profile([Suite.CUDA_LOWERING], architectures),
+        DEVICE: _profile([Suite.CUDAGRAPH], architectures),
+        **{_profile_of(one): _profile(_suites_of(one), architectures) for one in sabotages.ALL},
+    }
+    environments = {
+        name: _with_absolute_fork(environment, matrix_folder) for name, environment in document["environments"].items()
+    }
+    workloads = {name: _with_absolute_series(one, matrix_folder) for name, one in document["workloads"].items()}
+    return {
+        **document,
+        "workloads": workloads,
+        "environments": environments,
+        "caches": {**known, **broken},
+        "profiles": {**document["profiles"], **profiles},
+    }
+
+
+def _profile(suites: Sequence[Suite], architectures: Sequence[str]) -> dict[str, Any]:
+    return {
+        "iterations": 3,
+        "forecasts_per_iteration": 10,
+        "suites": [suite.value for suite in suites],
+        "workloads": [WORKLOAD],
+        "unannounced_shapes": False,
+        **({"architectures": list(architectures)} if architectures else {}),
+    }
+
+
+def _profile_of(sabotage: Sabotage) -> str:
+    return f"sabotage-{sabotage.gate.value}"
+
+
+def _suites_of(sabotage: Sabotage) -> list[Suite]:
+    """The suite of its gate alone; a speedup also wants the cold compile that the recompile suite sees."""
+    suite = sabotage.gate.rule.suite
+    return [Suite.RECOMPILE, suite] if suite is Suite.SPEED else [suite]
+
+
+def _with_absolute_fork(environment: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Name a fork of toto-ts that lies beside the user's matrix by its whole path: this matrix lies elsewhere."""
+    fork = folder / str(environment.get("toto_ts", ""))
+    return {**environment, "toto_ts": str(fork.resolve())} if fork != folder and fork.exists() else dict(environment)
+
+
+def _with_absolute_series(workload: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    csv = workload.get("csv")
+    return {**workload, "csv": {**csv, "path": str((folder / csv["path"]).resolve())}} if csv else dict(workload)
+
+
+def lowered_for(gpu: str, environment: Environment) -> str:
+    """The architecture of the wheel that a GPU takes: its own, or the next lower one of its generation; '' if none."""
+    own = capability(gpu)
+    wheel = {one: found for one in environment.gpu_architectures if (found := capability(one))}
+    fitting = [one for one, (major, minor) in wheel.items() if own and major == own[0] and minor <= own[1]]
+    return max(fitting, key=lambda one: wheel[one], default="")
+
+
+def write_matrix(folder: Path, document: Mapping[str, Any]) -> None:
+    write_atomically(folder / sabotages.FILE, sabotages.sabotaged_caches())
+    write_atomically(folder / MATRIX_FILE, yaml.safe_dump(dict(document), sort_keys=False))
+
+
+def chosen_architectures(matrix: Matrix, environments: Iterable[str], gpu: str) -> tuple[str, ...]:
+    found = (lowered_for(gpu, matrix.environments[name]) for name in environments)
+    return tuple(dict.fromkeys(one for one in found if one))
+
+
+# The steps that run cells
+
+
+def lower(acceptance: Acceptance) -> Found:
+    """Compile for this card without it: what the device is then held to. A rehearsal has Inductor's checks alone."""
+    selectors = [f"{name}/{cell}" for name in acceptance.environments for cell in (FIXED_SIZE, *WHOLE_MODELS)]
+    if acceptance.rehearsal:
+        selectors = selectors[:1]
+    profile = DEVICE if acceptance.rehearsal else LOWERING
+    judged = acceptance.take(LOWERING, profile, selectors, lower_only=not acceptance.rehearsal)
+    lines, ended = [], Ended.HELD
+    for cell in judged.cells:
+        figure = predicted_figure(cell.result)
+        if figure is None or figure.value is None:
+            ended = Ended.NOT_SHOWN
+            told = f"nothing predicted: {figure.missing if figure else cell.reason}"
+        else:
+            told = f"CUDA graphs would not take {figure.value:g} graphs whole"
+        lines.append(f"{cell.result.cell}: {told}")
+    return ended, lines
+
+
+def on_device(acceptance: Acceptance) -> Found:
+    """Run the same cells on the device: skips, parts kept out, and steps that replayed a graph by two witnesses."""
+    selectors = [f"{name}/{cell}" for name in acceptance.environments for cell in (FIXED_SIZE, *WHOLE_MODELS)]
+    if acceptance.rehearsal:
+        selectors = selectors[:1]
+    judged = acceptance.take(DEVICE, DEVICE, selectors)
+    ended, lines = Ended.HELD, []
+    for cell in judged.cells:
+        if cell.result.request.cache.name != "fixed_size":
+            continue
+        how, told = replay_of(cell.result)
+        lines.append(f"{cell.result.cell}: {told}")
+        ended = worse(ended, how)
+    return ended, lines
+
+
+def replay_of(result: CellResult) -> tuple[Ended, str]:
+    """Tell whether every step of a warm forecast replayed a CUDA graph that had been captured before."""
+    evidence = result.evidence.get(Suite.CUDAGRAPH)
+    figure = evidence.figures.get("steps_without_replay") if evidence else None
+    if evidence is None or evidence.outcome is not Outcome.MEASURED or figure is None or figure.value is None:
+        failure = result.failure or (evidence.failure if evidence else None)
+        why = failure.message if failure else figure.missing if figure else "no replay was looked for: no GPU was used"
+        how = Ended.BROKEN if evidence and evidence.outcome is Outcome.MODEL_FAILED else Ended.NOT_SHOWN
+        return how, why
+    steps = evidence.details.get("steps", [])
+    if figure.value:
+        return Ended.BROKEN, f"{figure.value:g} steps replayed no graph ({figure.method})"
+    return Ended.HELD, f"captured and replayed, by both witnesses ({len(steps)} steps seen; {figure.method})"
+
+
+def try_sabotages(acceptance: Acceptance) -> Found:
+    """Run every sabotage in production's environment: a gate that stays green on one of them proves nothing."""
+    ended, lines = Ended.HELD, []
+    for number, sabotage in enumerate(tried(acceptance), start=1):
+        say(f"sabotage {number} of {len(tried(acceptance))}: {sabotage.name}, must turn {sabotage.gate.value} red")
+        cell = f"{acceptance.environments[0]}/{sabotage.cache}/reduce-overhead"
+        judged = acceptance.take(sabotage.cache, _profile_of(sabotage), [cell])
+        for one in judged.cells:
+            how, told = caught(sabotage, one)
+            lines.append(told)
+            ended = worse(ended, how)
+    return ended, lines
+
+
+def tried(acceptance: Acceptance) -> list[Sabotage]:
+    return [one for one in sabotages.ALL if one.rehearsed or not acceptance.rehearsal]
+
+
+def check_production(acceptance: Acceptance) -> Found:
+    """Run the production check of fixed_size in every environment; a rehearsal runs short cells in its place."""
+    profile = PRACTICE_PROFILE if acceptance.rehearsal else acceptance.production_profile
+    graph_modes = [mode for mode in acceptance.modes if mode != "default"] or list(acceptance.modes)
+    modes = acceptance.modes[:1] if acceptance.rehearsal else graph_modes
+    selectors = [f"{name}/fixed_size/{mode}" for name in acceptance.environments for mode in modes]
+    judged = acceptance.take(PRODUCTION_CHECK, profile, selectors)
+    lines = [f"{cell.result.cell}: {cell.verdict.value}{_why(cell)}" for cell in judged.cells]
+    lines += [f"{name}: no result" for name in judged.run.unfinished]
+    failed = any(cell.verdict is Status.FAIL for cell in judged.cells)
+    undecided = judged.run.unfinished or any(cell.verdict is not Status.PASS for cell in judged.cells)
+    return (Ended.BROKEN if failed else Ended.NOT_SHOWN if undecided else Ended.HELD), lines
+
+
+def _why(cell: JudgedCell) -> str:
+    return f" ({cell.decided_by.value}: {cell.reason})" if cell.decided_by else ""
+
+
+def predicted_figure(result: CellResult) -> Figure | None:
+    """The prediction for CUDA graphs that a cell made, compiled for a described GPU or by Inductor's checks."""
+    for suite in (Suite.CUDA_LOWERING, Suite.CUDAGRAPH):
+        evidence = result.evidence.get(suite)
+        if evidence is not None and "cudagraphs" in evidence.figures:
+            return evidence.figures["cudagraphs"]
+    return None
+
+
+def worse(one: Ended, other: Ended) -> Ended:
+    order = (Ended.HELD, Ended.NOT_SHOWN, Ended.BROKEN)
+    return max(one, other, key=order.index)
