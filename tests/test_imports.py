@@ -38,6 +38,7 @@ CELL_SIDE = frozenset(CELL_FOLDERS) - {"contract"}
 RUNS_IN_A_CELLS_ENVIRONMENT = {
     *(f"toto_compat.bench.{name}" for name in ("contest", "guard_cost", "shapes")),
     "toto_compat.production.backtest",
+    "toto_compat.production.warming",
 }
 # What a service imports through `toto_compat.production`: it runs beside torch, behind a door that opens on first use.
 SERVICE = {"toto_compat.production.switched", "toto_compat.production.guard"}

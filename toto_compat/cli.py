@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "toggle": ("toto_compat.production.toggle:toggle_command", "Switch compile on or off for the service."),
     "lint-env": ("toto_compat.production.lint_env:lint_env_command", "Find variables that do not do what they say."),
     "compare": ("toto_compat.production.compare:compare_command", "Eager against compiled on your own series."),
+    "warm": ("toto_compat.production.warm:warm_command", "Compile what a service will need before it starts."),
     "releases": ("toto_compat.matrix.releases:releases_command", "Torch releases that matrix.yaml does not have yet."),
     "schema": ("toto_compat.matrix.load:schema_command", "Print the JSON Schema of matrix.yaml."),
     "doctor": ("toto_compat.runtimes.doctor:doctor_command", "What this machine can run, and how to get the rest."),
