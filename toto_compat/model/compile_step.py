@@ -13,7 +13,7 @@ draws from a predicted patch. Between them nothing is left but copies into their
   in newer releases; with precompiled headers inductor calls the C++ compiler in every process, even if all kernels are
   there already (2.13.0), and puts them outside its cache folder.
 - `cpp.vec_isa_ok=True` where torch itself runs with the processor's vectors (`compiler_head_start`): inductor's own
-  proof of it is half a minute of g++ on two busy cores, before the first kernel.
+  proof of it builds three programs with all vector headers, one after the other, before the first kernel.
 - A code object of its own for every bucket: dynamo's limit of 8 compiles is per code object, and a ninth bucket would
   reach it. So dynamo neither logs nor limits new buckets: the model does both (`buckets`).
 """

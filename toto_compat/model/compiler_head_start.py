@@ -27,9 +27,10 @@ def vectors_are_known_to_work() -> bool:
     headers. What that shows is that the compiler knows them, which every compiler for these headers does, and that
     torch was built with them, which torch says itself.
     """
-    asked = getattr(torch._inductor.config.cpp, "vec_isa_ok", False)
-    built_for = torch.backends.cpu.get_cpu_capability()
-    return asked is None and platform.machine() == "x86_64" and built_for == "AVX512"
+    if getattr(torch._inductor.config.cpp, "vec_isa_ok", False) is not None or platform.machine() != "x86_64":
+        return False
+    built_for = torch.backends.cpu.get_cpu_capability()  # the best that torch was built with and the processor has
+    return built_for == "AVX512" or (built_for == "AVX2" and not torch.cpu._is_avx512_supported())
 
 
 @functools.cache

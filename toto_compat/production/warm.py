@@ -99,13 +99,13 @@ def warm_command(*, cache_dir: Path, checkpoint: str | None, no_check: bool, as_
 
     Run it in the service's own environment. Exits with 10 where a second process still had to compile something.
     """
-    refuse_without_torch()
     folder = str(resolve_checkpoint(checkpoint, relative_to=Path.cwd())) if checkpoint else None
     place = str(cache_dir.expanduser().absolute())
     request = WarmRequest.model_validate({"cache_dir": place, "checkpoint": folder, **asked})
     too_long = [length for length in request.contexts if length > request.max_context]
     if too_long:
         raise InputError(f"--context {too_long[0]} is more than --max-context {request.max_context}")
+    refuse_without_torch()
     first = run_process(request)
     if first.file_bytes is None or first.not_written:
         raise StorageError(
