@@ -44,6 +44,7 @@ RUNS_IN_A_CELLS_ENVIRONMENT = {
     "toto_compat.production.backtest",
     "toto_compat.reference.logged_forecasts",
     "toto_compat.acceptance.sabotaged_caches",
+    "toto_compat.production.warming",
 }
 # What a service imports through `toto_compat.production`: it runs beside torch, behind a door that opens on first use.
 SERVICE = {"toto_compat.production.switched", "toto_compat.production.guard"}

@@ -1,5 +1,9 @@
 """The probe of the vector instructions is really done ahead, and a compiler that fails there is nobody's problem."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -36,6 +40,45 @@ def test_the_compiler_is_asked_once_and_only_for_what_every_kernel_needs(
     assert probes == [1]
     (source,) = (path for path in tmp_path.rglob("*.cpp") if "float* out_ptr0" in path.read_text(encoding="utf-8"))
     assert not source.with_suffix(".so").exists()
+
+
+# Picks the vectors as a first compile would, with or without torch's own word for them; says which, and what was built.
+PICK = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from torch._inductor import config
+from torch._inductor.cpu_vec_isa import pick_vec_isa
+from toto_compat.model.compiler_head_start import vectors_are_known_to_work
+
+known = vectors_are_known_to_work() and sys.argv[2] == "known"
+with config.patch({"cpp.vec_isa_ok": True} if known else {}):
+    picked = pick_vec_isa()
+sources = [path.read_text() for path in Path(sys.argv[1]).rglob("*.cpp")]
+children = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps({
+    "known": known,
+    "picked": [str(picked), picked.build_arch_flags(), picked.build_macro()],
+    "proofs": sum("at::vec" in source for source in sources),
+    "seconds": children.ru_utime + children.ru_stime,
+}))
+"""
+
+
+def test_vectors_that_are_taken_for_granted_are_those_that_inductor_would_have_proven(tmp_path: Path) -> None:
+    found = {}
+    for how in ("known", "proven"):
+        folder = tmp_path / how
+        folder.mkdir()
+        variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder)}
+        variables.pop("TORCHINDUCTOR_VEC_ISA_OK", None)
+        done = subprocess.run(
+            [sys.executable, "-c", PICK, str(folder), how], env=variables, capture_output=True, text=True, check=True
+        )
+        found[how] = json.loads(done.stdout)
+    assert found["known"]["picked"] == found["proven"]["picked"]
+    assert found["proven"]["proofs"] > 0
+    assert found["known"]["proofs"] == (0 if found["known"]["known"] else found["proven"]["proofs"])
 
 
 def test_a_failing_compiler_is_left_to_the_first_real_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from toto_compat.bench import shapes as shapes_module
 from toto_compat.bench.contest import Contest, ContestResult
 from toto_compat.bench.figures import BenchFigure, compared, compared_with_few, one_run
 from toto_compat.bench.host_figures import host_figures
+from toto_compat.bench.shape_record import write_record
 from toto_compat.bench.shapes import Asked, Found
 from toto_compat.contract.request import Device
 from toto_compat.contract.source_hash import PACKAGE
@@ -319,21 +320,57 @@ def shape_figures(name: str, found: Found) -> list[BenchFigure]:
     ]
 
 
+def shapes_in(bench: Bench, environment: str, chosen: Sequence[str], record: Path | None) -> list[BenchFigure]:
+    """Try all shapes of those contests that are chosen, and write each down as soon as it has ended."""
+    figures = []
+    for name, asked in SHAPES.items():
+        if name in chosen:
+            found = bench.shapes(asked, name)
+            figures += shape_figures(name, found)
+            if record is not None:
+                click.echo(f"wrote {write_record(record, name, environment, asked, found)}")
+    return figures
+
+
+def all_shapes(environment: str, chosen: Sequence[str], record: Path | None) -> list[BenchFigure]:
+    with tempfile.TemporaryDirectory(prefix="toto-bench-") as folder:
+        return shapes_in(Bench(environment, Path(folder)), environment, chosen, record)
+
+
 @click.command("bench")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
-@click.option("--environment", default="torch-2.13.0-cpu", show_default=True)
+@click.option(
+    "--environment",
+    "environments",
+    multiple=True,
+    default=("torch-2.13.0-cpu",),
+    show_default=True,
+    help="Several, one after the other, of shapes alone.",
+)
 @click.option(
     "--only",
     multiple=True,
     type=click.Choice([*CONTESTS, *SHAPES, "guard", "host"]),
     help="Some contests instead of all.",
 )
-def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...]) -> None:
+@click.option(
+    "--record", type=click.Path(path_type=Path, file_okay=False), help="Write what was counted over shapes there."
+)
+def bench_command(
+    json_file: Path | None, environments: tuple[str, ...], only: tuple[str, ...], record: Path | None
+) -> None:
     """Measure fixed_size against the other caches."""
     # else a contest would go on alone, and disturb whatever is measured next
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = only or (*CONTESTS, *SHAPES, "guard", "host")
     figures: list[BenchFigure] = []
+    if not set(chosen) <= set(SHAPES) and len(environments) > 1:
+        raise SelectionError(
+            "times of several environments are no figures of one run", hint=f"--only {' --only '.join(SHAPES)}"
+        )
+    *others, environment = environments
+    for other in others:
+        figures += all_shapes(other, chosen, record)
     with tempfile.TemporaryDirectory(prefix="toto-bench-") as folder:
         bench = Bench(environment, Path(folder))
         for name, contest in CONTESTS.items():
@@ -349,9 +386,7 @@ def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...
                 goal = {"base.mean": ">= 1.9", "tiny.samples": ">= 6"}.get(name, "")
                 slow, fast = result.timings["upstream eager"], result.timings["fixed_size compiled"]
                 figures.append(compared(f"{name}.fixed_size_over_upstream_eager", slow, fast, goal))
-        for name, asked in SHAPES.items():
-            if name in chosen:
-                figures += shape_figures(name, bench.shapes(asked, name))
+        figures += shapes_in(bench, environment, chosen, record)
         if "guard" in chosen:
             figures.append(guard_figure(bench))
         if "host" in chosen:

@@ -55,6 +55,7 @@ class Artifacts:
         self._private = _private_folder()
         digest = hashlib.sha256(repr(sorted(self.key.items())).encode()).hexdigest()
         self._name = digest[:32] + SUFFIX
+        self.path = (self._folder or cache_dir) / self._name  # where it is kept, if it is
         self._known: dict[str, int] = {}
         kept = self._read() if self._folder is not None else None
         if kept is not None:

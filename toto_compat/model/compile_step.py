@@ -12,6 +12,8 @@ draws from a predicted patch. Between them nothing is left but copies into their
 - `fx_graph_cache=True`, `cpp_cache_precompile_headers=False` where compiled code is kept: the first is the default only
   in newer releases; with precompiled headers inductor calls the C++ compiler in every process, even if all kernels are
   there already (2.13.0), and puts them outside its cache folder.
+- `cpp.vec_isa_ok=True` where torch itself runs with the processor's vectors (`compiler_head_start`): inductor's own
+  proof of it builds three programs with all vector headers, one after the other, before the first kernel.
 - A code object of its own for every bucket: dynamo's limit of 8 compiles is per code object, and a ninth bucket would
   reach it. So dynamo neither logs nor limits new buckets: the model does both (`buckets`).
 """
@@ -26,7 +28,7 @@ from typing import Any
 import torch
 
 from toto_compat.model.bound import CompileSpec, apply_settings
-from toto_compat.model.compiler_head_start import give_compiler_head_start
+from toto_compat.model.compiler_head_start import give_compiler_head_start, vectors_are_known_to_work
 
 Run = Callable[[], Any]
 
@@ -61,6 +63,8 @@ def _lowering(spec: CompileSpec) -> dict[str, Any]:
         return arguments
     of_mode = torch._inductor.list_mode_options(arguments["mode"]) if arguments["mode"] else {}
     ours = {"size_asserts": False, "inplace_buffers": False, "reorder_for_locality": False}
+    if vectors_are_known_to_work():
+        ours["cpp.vec_isa_ok"] = True
     if spec.cache_dir is not None:
         ours["fx_graph_cache"] = True
         if hasattr(torch._inductor.config, "cpp_cache_precompile_headers"):

@@ -276,7 +276,7 @@ class StaticPass(torch.nn.Module):
                 keys_values_of_layers.append(keys_values)
                 hidden = self.attend(layer, begun, query, keys_values, self.bias)
             elif self.variates == 1:
-                hidden = self.alone(layer, hidden)
+                hidden = self.alone(layer, hidden, self.not_turned, self.cosines, self.sines)
             else:
                 hidden = self._turned_round(hidden, self.variates)  # [room * variates, width]
                 query, keys_values, begun = self.project(layer, hidden, self.not_turned, self.cosines, self.sines)

@@ -101,7 +101,7 @@ class WayThrough:
     finish: Callable[[Any, Tensor, Tensor], Tensor]
     project: Callable[..., tuple[Tensor, Tensor, Tensor]]
     attend: Callable[..., Tensor]
-    alone: Callable[[Any, Tensor], Tensor]
+    alone: Callable[..., Tensor]
 
 
 def _way_through(begin: Callable[[Any, Tensor], Tensor], finish: Callable[[Any, Tensor, Tensor], Tensor]) -> WayThrough:
@@ -128,14 +128,16 @@ def _way_through(begin: Callable[[Any, Tensor], Tensor], finish: Callable[[Any, 
         attended = (query @ keys.transpose(-1, -2) + bias).softmax(-1) @ values
         return finish(layer, begun, attended.transpose(1, 2).flatten(2).flatten(0, 1))  # [rows, width]
 
-    def alone(layer: Any, hidden: Tensor) -> Tensor:
-        # a layer over variates where there is one: it attends to itself, so its value is what it attends to
-        _, _, value = joint_projection(layer, hidden).unbind(1)  # [rows, heads, head_dim]
-        return finish(layer, begin(layer, hidden), value.flatten(1))
+    if nested_compile_region is not None:
+        project, attend = nested_compile_region(project), nested_compile_region(attend)
 
-    if nested_compile_region is None:
-        return WayThrough(begin, finish, project, attend, alone)
-    return WayThrough(begin, finish, nested_compile_region(project), nested_compile_region(attend), alone)
+    def alone(layer: Any, hidden: Tensor, row: Tensor, *tables: Tensor) -> Tensor:
+        # a layer over variates where there is one: it attends to itself, so its value is what it attends to; through
+        # the region that is there already, a kernel less to compile than by itself
+        _, keys_values, begun = project(layer, hidden, row, *tables)
+        return finish(layer, begun, keys_values[1].flatten(1))
+
+    return WayThrough(begin, finish, project, attend, alone)
 
 
 CALLED = _way_through(_begin_with_copy, _finish_with_calls)

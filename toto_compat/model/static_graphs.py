@@ -79,10 +79,12 @@ class StaticGraphs:
         self._max_patches, self._max_context = max_patches or 0, max_context or 0
         self._batch_sizes = tuple(sorted(set(batch_sizes)))
         self._buckets = Buckets(most)
+        self.artifacts: Artifacts | None = None
         if compile_spec is not None and compile_spec.cache_dir is not None:
             announced = f"{max_patches} patches, context {max_context}, batches {self._batch_sizes}, draws {self.draws}"
             key = artifact_key(backbone, compile_spec, announced)
-            self._buckets = Buckets(most, Artifacts(compile_spec.cache_dir, key).compiling)
+            self.artifacts = Artifacts(compile_spec.cache_dir, key)
+            self._buckets = Buckets(most, self.artifacts.compiling)
         self._announced_are_made = False
         self._head: FusedHead | None = None
         self._weights_seen: tuple[Any, ...] = ()

@@ -186,7 +186,7 @@ class StaticStep(PlainStep):
                 # keys_values now [2, rows, heads, capacity, head_dim]
                 hidden = self.attend(layer, begun, query, keys_values, bias)  # [rows, width]
             elif self.variates == 1:
-                hidden = self.alone(layer, hidden)
+                hidden = self.alone(layer, hidden, self.last_row, self.cosines, self.sines)
             else:
                 query, keys_values, begun = self.project(layer, hidden, self.last_row, self.cosines, self.sines)
                 query = query.unflatten(0, (self.batch, -1)).transpose(1, 2)  # [batch, heads, variates, head_dim]
