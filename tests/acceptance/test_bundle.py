@@ -49,7 +49,10 @@ def test_it_holds_evidence_environments_logs_pages_and_every_run(tmp_path: Path)
     environments = json.loads((bundle / "environments.json").read_bytes())
     assert set(environments) == {"torch-2.9.0-cu128", "torch-2.15.0-cu132"}
     assert {"torch", "packages", "base_digest", "driver"} <= set(environments["torch-2.9.0-cu128"])
-    assert list((bundle / "logs" / "device").rglob("*.log"))
+    [log] = (bundle / "logs" / "device").rglob("*.log")
+    assert "cache in ~/.cache" in log.read_text(encoding="utf-8")
+    assert "latest" not in there
+    assert not (bundle / "logs" / "latest").exists()
 
 
 def test_a_gpus_bundle_is_published_and_is_a_run_that_the_reports_read(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from tests.cell.small_trials import trial_of
+from tests.cell.small_trials import WORKLOAD, trial_of
 from toto_compat.cell import trial
 from toto_compat.cell.group import failure_of, measured
 from toto_compat.cell.trial import CandidateError, blaming_the_candidate
@@ -169,3 +169,22 @@ def test_a_suite_on_a_machine_that_is_full_is_an_error_and_not_a_failed_model(er
     outcome = measured(Suite.SPEED, suite)
     assert isinstance(outcome, SuiteEvidence)
     assert outcome.outcome is Outcome.ERROR
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        NotImplementedError("\"gamma_cpu\" not implemented for 'Half'"),
+        ValueError("Expected parameter probs of distribution Categorical to satisfy the constraint Simplex()"),
+    ],
+)
+def test_upstream_that_cannot_draw_in_half_precision_is_quoted_whatever_torch_raises(
+    said: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class CannotDraw:
+        def generate_samples(self, *_: object, **__: object) -> None:
+            raise said
+
+    half = trial_of("upstream", workload=WORKLOAD.model_copy(update={"autocast": "float16"}))
+    monkeypatch.setattr(trial.Trial, "eager", lambda _self: CannotDraw())
+    assert str(said) in half.why_upstream_cannot_draw()

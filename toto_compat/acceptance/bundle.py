@@ -54,21 +54,18 @@ def make_bundle(folder: Path, campaign: Campaign, claims: Sequence[Claim], docto
     _copy_run(main, bundle)
     name = "cuda-rehearsal" if campaign.about.rehearsal else "cuda"
     write_run_info(bundle, main.info.model_copy(update={"name": name}))
-    others = [
-        path.parent for path in sorted(folder.glob("*/run.json")) if path.parent.name not in (PRODUCTION_CHECK, BUNDLE)
-    ]
+    others = [run for run in _runs_in(folder) if run.name != PRODUCTION_CHECK]
     for other in others:
         _copy_run(load_run(other), bundle / other.name)
-    for path in sorted(folder.glob("*/logs/**/*.log")):
-        run, _, log = path.relative_to(folder).as_posix().partition("/logs/")
-        if run != BUNDLE:
-            write_atomically(bundle / "logs" / run / log, _end_of(path))
+    for run in (main.folder, *others):
+        for log in sorted(run.glob("logs/**/*.log")):
+            write_atomically(bundle / "logs" / run.name / log.relative_to(run / "logs"), without_home(_end_of(log)))
     runs = [main, *(load_run(other) for other in others)]
     environments = {
         cell.cell.environment: environment_of(cell) for run in runs for cell in run.cells if cell.provenance.torch
     }
     write_atomically(bundle / "environments.json", json.dumps(environments, indent=1) + "\n")
-    write_atomically(bundle / "doctor.json", json.dumps(list(doctor), indent=1) + "\n")
+    write_atomically(bundle / "doctor.json", without_home(json.dumps(list(doctor), indent=1)) + "\n")
     report = AcceptanceReport(
         rehearsal=campaign.about.rehearsal, warning=warning, campaign=campaign, claims=tuple(claims)
     )
@@ -76,6 +73,17 @@ def make_bundle(folder: Path, campaign: Campaign, claims: Sequence[Claim], docto
     write_atomically(bundle / "acceptance.md", as_markdown(report))
     write_atomically(bundle / "acceptance.html", as_page(report))
     return bundle
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs of an acceptance's folder; `latest` is one of them by another name, the bundle is made of them."""
+    found = (path.parent for path in sorted(folder.glob("*/run.json")))
+    return [run for run in found if run.name != BUNDLE and not run.is_symlink()]
+
+
+def without_home(text: str) -> str:
+    """Take the user's own folder out of what is to be committed."""
+    return text.replace(str(Path.home()), "~")
 
 
 def _copy_run(run: Run, target: Path) -> None:
