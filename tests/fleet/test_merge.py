@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from tests.verdict.sample_cells import GATES, good_result, with_figures
 from tests.verdict.stored_runs import store_run
@@ -14,20 +14,23 @@ from toto_compat.cli import cli
 from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import Failure
-from toto_compat.errors import ExitCode, InputError, SelectionError, StorageError, TotoCompatError
+from toto_compat.errors import InputError, SelectionError, StorageError, TotoCompatError
+from toto_compat.evidence.merging import Merged
 from toto_compat.evidence.store import cell_path, load_run, read_cell
+from toto_compat.fleet.merge import merge_into
 from toto_compat.matrix.gates import Gate
 
 EARLIER, LATER = "2026-11-16T10:00:00Z", "2026-11-16T12:00:00Z"
 
 
-def merge(results: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["merge", *arguments, "--results", str(results), "--run", "all"])
+def merge(results: Path, *sources: str, conflicts: str = "newest") -> Merged:
+    return merge_into(results, "all", sources, conflicts=conflicts)[1]
 
 
-def error_of(result: Result, kind: type[TotoCompatError]) -> str:
-    assert isinstance(result.exception, kind), result.output
-    return str(result.exception)
+def error_of(kind: type[TotoCompatError], results: Path, *sources: str, conflicts: str = "newest") -> str:
+    with pytest.raises(kind) as error:
+        merge(results, *sources, conflicts=conflicts)
+    return str(error.value)
 
 
 @pytest.fixture
@@ -50,8 +53,10 @@ def changed(path: Path, **fields: object) -> None:
 
 
 def test_cells_of_all_runs_are_judged_as_one_run(machines: Path) -> None:
-    merged = merge(machines, str(machines / "a" / "one"), str(machines / "b" / "two"))
-    assert merged.exit_code == 0, merged.output
+    arguments = ["merge", str(machines / "a" / "one"), str(machines / "b" / "two"), "--run", "all"]
+    done = CliRunner().invoke(cli, [*arguments, "--results", str(machines)])
+    assert done.exit_code == 0, done.output
+    assert "2 cells from one" in done.stderr
     rows = json.loads((machines / "all" / "compatibility.json").read_text(encoding="utf-8"))["rows"]
     assert [row["environment"] for row in rows] == [
         "torch-2.13.0-cpu",
@@ -78,7 +83,7 @@ def test_of_two_results_of_a_cell_the_one_that_ran_last_is_taken(tmp_path: Path)
     for order in (("a/old", "b/new"), ("b/new", "a/old")):
         results = tmp_path / order[0].replace("/", "-")
         merged = merge(results, *(str(tmp_path / one) for one in order))
-        assert "taken from new: it ran last" in merged.output
+        assert any("taken from new: it ran last" in note for note in merged.notes)
         (kept,) = load_run(results / "all").cells
         assert kept.ran_in == "new"
         told = {one.name: one.left_out for one in load_run(results / "all").info.merged}
@@ -96,28 +101,28 @@ def test_a_cell_that_ran_is_taken_before_a_newer_one_that_could_not_be_run(tmp_p
 def test_two_different_results_are_an_error_where_that_is_asked_for(tmp_path: Path) -> None:
     store_run(tmp_path, "old", [good_result()], started=EARLIER)
     store_run(tmp_path, "new", [good_result()], started=LATER)
-    result = merge(tmp_path, "old", "new", "--conflicts", "error")
-    assert "torch-2.13.0-cpu/fixed_size/default" in error_of(result, InputError)
+    told = error_of(InputError, tmp_path, "old", "new", conflicts="error")
+    assert "torch-2.13.0-cpu/fixed_size/default" in told
     assert not (tmp_path / "all").exists()
 
 
 def test_the_same_result_twice_is_no_conflict(tmp_path: Path) -> None:
     store_run(tmp_path, "run", [good_result()])
     store_run(tmp_path, "copy", [good_result()])
-    merged = merge(tmp_path, "run", "copy", "--conflicts", "error")
-    assert merged.exit_code == 0, merged.output
+    merged = merge(tmp_path, "run", "copy", conflicts="error")
+    assert (len(merged.cells), merged.notes) == (1, ())
 
 
 def test_different_results_of_one_moment_are_refused(tmp_path: Path) -> None:
     store_run(tmp_path, "run", [good_result()])
     store_run(tmp_path, "changed", [with_figures(good_result(), {Gate.SPEEDUP: 9.0})])
-    assert "was changed" in error_of(merge(tmp_path, "run", "changed"), InputError)
+    assert "was changed" in error_of(InputError, tmp_path, "run", "changed")
 
 
 def test_a_row_of_the_cpu_and_one_of_cuda_do_not_share_a_name(tmp_path: Path) -> None:
     store_run(tmp_path, "gpu", [good_result(torch="2.9.0", build="cu128")], device="cuda")
     store_run(tmp_path, "cpu", [good_result(torch="2.9.0", build="cu128", device=Device.CPU)])
-    assert "one device at a time" in error_of(merge(tmp_path, "gpu", "cpu"), InputError)
+    assert "one device at a time" in error_of(InputError, tmp_path, "gpu", "cpu")
 
 
 def test_another_limit_of_a_gate_is_named(tmp_path: Path) -> None:
@@ -126,7 +131,7 @@ def test_another_limit_of_a_gate_is_named(tmp_path: Path) -> None:
         tmp_path, "two", [good_result(cache="upstream")], gates={**GATES, Gate.SPEEDUP: GateLimit(min=1.0)}
     )
     changed(other / "run.json", matrix_hash="another")
-    told = error_of(merge(tmp_path, "one", "two"), InputError)
+    told = error_of(InputError, tmp_path, "one", "two")
     assert "gates.speedup: {'min': 2.0} and {'min': 1.0}" in told
     assert not (tmp_path / "all").exists()
 
@@ -139,7 +144,7 @@ def test_another_pin_of_the_same_environment_is_named(tmp_path: Path) -> None:
     document = json.loads(file.read_text(encoding="utf-8"))
     document["request"]["environment"]["pins"] = {"numpy": "2.0.0"}
     file.write_text(json.dumps(document), encoding="utf-8")
-    told = error_of(merge(tmp_path, "one", "two"), InputError)
+    told = error_of(InputError, tmp_path, "one", "two")
     assert "environment torch-2.13.0-cpu: pins: {} and {'numpy': '2.0.0'}" in told
 
 
@@ -148,7 +153,7 @@ def test_a_matrix_that_only_has_more_releases_is_told_and_merged(tmp_path: Path)
     other = store_run(tmp_path, "two", [good_result(torch="2.15.0")])
     changed(other / "run.json", matrix_hash="another", releases=["2.16.0"])
     merged = merge(tmp_path, "one", "two")
-    assert "differs from that of one in releases 2.16.0" in merged.output
+    assert "differs from that of one in releases 2.16.0" in merged.notes[0]
     assert load_run(tmp_path / "all").info.matrix_hash == ""
 
 
@@ -157,8 +162,7 @@ def test_a_zipped_artifact_is_merged_and_leaves_nothing_behind(machines: Path) -
     with zipfile.ZipFile(artifact, "w") as packed:
         for file in (machines / "b").rglob("*.json"):
             packed.write(file, file.relative_to(machines / "b"))
-    merged = merge(machines, str(machines / "a" / "one"), str(artifact))
-    assert merged.exit_code == 0, merged.output
+    merge(machines, str(machines / "a" / "one"), str(artifact))
     assert len(load_run(machines / "all").cells) == 4
     assert not list(machines.glob(".merging-*"))
 
@@ -182,7 +186,7 @@ def test_a_damaged_or_hostile_cell_file_is_named_and_nothing_is_written(tmp_path
     store_run(tmp_path, "good", [good_result(cache="upstream")])
     file = cell_path(store_run(tmp_path, "bad", [good_result()]), "torch-2.13.0-cpu/fixed_size/default")
     damage(file)
-    message = error_of(merge(tmp_path, "good", "bad"), kind)
+    message = error_of(kind, tmp_path, "good", "bad")
     assert told in message
     assert "bad" in message or name == "nested too deeply"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["bad", "good"]
@@ -192,8 +196,8 @@ def test_a_damaged_or_hostile_cell_file_is_named_and_nothing_is_written(tmp_path
 def test_a_cell_name_that_leaves_its_run_is_refused(tmp_path: Path, name: str) -> None:
     folder = store_run(tmp_path, "bad", [good_result()])
     changed(folder / "run.json", cells=[name])
-    result = merge(tmp_path, "bad")
-    assert isinstance(result.exception, InputError | StorageError), result.output
+    with pytest.raises((InputError, StorageError)):
+        merge(tmp_path, "bad")
     assert not (tmp_path / "all").exists()
 
 
@@ -201,24 +205,39 @@ def test_an_archive_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
     artifact = tmp_path / "artifact.zip"
     with zipfile.ZipFile(artifact, "w") as packed:
         packed.writestr("../outside/run.json", "{}")
-    assert "outside of its folder" in error_of(merge(tmp_path, str(artifact)), InputError)
+    assert "outside of its folder" in error_of(InputError, tmp_path, str(artifact))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["artifact.zip"]
 
 
 def test_a_file_that_is_no_archive_and_an_empty_folder_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no zip", encoding="utf-8")
     (tmp_path / "empty").mkdir()
-    assert "cannot be unpacked" in error_of(merge(tmp_path, str(tmp_path / "notes.txt")), InputError)
-    assert "no run in it" in error_of(merge(tmp_path, str(tmp_path / "empty")), SelectionError)
+    assert "cannot be unpacked" in error_of(InputError, tmp_path, str(tmp_path / "notes.txt"))
+    assert "no run in it" in error_of(SelectionError, tmp_path, str(tmp_path / "empty"))
 
 
 def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     store_run(tmp_path, "one", [good_result()])
     store_run(tmp_path, "all", [good_result(cache="upstream")])
-    assert "is there already" in error_of(merge(tmp_path, "one"), SelectionError)
+    assert "is there already" in error_of(SelectionError, tmp_path, "one")
     assert load_run(tmp_path / "all").cells[0].cell.cache == "upstream"
 
 
-def test_the_exit_codes_are_those_of_the_errors() -> None:
-    assert InputError.code is ExitCode.INPUT
-    assert StorageError.code is ExitCode.STORAGE
+def test_a_measured_cell_is_taken_before_a_newer_one_that_was_only_compiled_for_cuda(tmp_path: Path) -> None:
+    measured = good_result(torch="2.9.0", build="cu128")
+    lowered = measured.model_copy(
+        update={"request": measured.request.model_copy(update={"lower_only": True, "device": Device.CPU})}
+    )
+    store_run(tmp_path, "measured", [measured], started=EARLIER, device="cuda")
+    store_run(tmp_path, "lowered", [lowered], started=LATER)
+    for order in (("measured", "lowered"), ("lowered", "measured")):
+        results = tmp_path / order[0][:1]
+        merge(results, *(str(tmp_path / one) for one in order))
+        assert load_run(results / "all").cells[0].ran_in == "measured"
+
+
+def test_a_name_that_is_no_name_of_a_run_is_refused(tmp_path: Path) -> None:
+    store_run(tmp_path, "one", [good_result()])
+    result = CliRunner().invoke(cli, ["merge", "one", "--run", "../escape", "--results", str(tmp_path)])
+    assert isinstance(result.exception, SelectionError)
+    assert not (tmp_path.parent / "escape").exists()

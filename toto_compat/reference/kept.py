@@ -1,6 +1,6 @@
 """The runs of results/reference: what they hold, what of it is stale, and how a new cell gets in."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -124,7 +124,7 @@ def keep(folder: Path, name: str, matrix: Matrix, *, profile: str, cells: Iterab
     return load_run(target)
 
 
-def _table_order(matrix: Matrix):  # type: ignore[no-untyped-def]
+def _table_order(matrix: Matrix) -> Callable[[CellName], tuple[int, int, str]]:
     environments, caches = list(matrix.environments), list(matrix.caches)
 
     def place(cell: CellName) -> tuple[int, int, str]:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -184,20 +184,23 @@ class Forecast:
     lacking: str
 
 
-def forecast(making: Making, release: str, open_with: Callable[..., Plan] | None = None) -> Forecast:
+def forecast(making: Making, release: str) -> Forecast:
     """Estimate time and disk of a release from what cells took here before; nothing is changed."""
     rows = rows_of(making, release)
     to_run = [row for row in rows if row.state is not State.THERE]
-    plans = [(open_with or _plan_of)(making, batch) for batch in _batches(making, to_run)]
+    plans = [_plan_of(making, batch) for batch in _batches(making, to_run)]
     counted = sum(row.row.counted_by_torch_logs for row in to_run)
-    environments = {name: needs for plan in plans for name, needs in _needs(plan)}
+    # of one release and kind all rows are of one environment, which is built once for all of them
+    needs = {name: plan.needs for plan in plans for name in plan.to_build}
     return Forecast(
         release=release,
         to_run=len(to_run),
         there=len(rows) - len(to_run),
-        seconds=sum(plan.seconds for plan in plans) + counted * _LOG_COUNT_SECONDS,
-        download_bytes=sum(download for download, _ in environments.values()),
-        disk_bytes=sum(disk for _, disk in environments.values()),
+        seconds=sum(plan.seconds - plan.needs.seconds for plan in plans)
+        + sum(one.seconds for one in needs.values())
+        + counted * _LOG_COUNT_SECONDS,
+        download_bytes=sum(one.download_bytes for one in needs.values()),
+        disk_bytes=sum(one.disk_bytes for one in needs.values()),
         based_on="; ".join(dict.fromkeys(plan.based_on for plan in plans)),
         lacking=lacking_environment(making.plan, making.matrix, release),
     )
@@ -208,9 +211,3 @@ def _plan_of(making: Making, batch: Sequence[KeptRow]) -> Plan:
     selection = select_cells(asked, lambda: Device.CPU)
     runtime = open_runtime("venv", limits=selection.matrix.limits, device=Device.CPU)
     return plan_run(selection, runtime, CellStore(cache_folder() / "evidence"), asked)
-
-
-def _needs(plan: Plan) -> Iterator[tuple[str, tuple[int, int]]]:
-    for name in plan.to_build:
-        share = max(1, len(plan.to_build))
-        yield name, (plan.needs.download_bytes // share, plan.needs.disk_bytes // share)

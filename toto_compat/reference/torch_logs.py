@@ -4,10 +4,11 @@ import hashlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+from packaging.version import Version
 from pydantic import Field
 from tabulate import tabulate
 
@@ -150,21 +151,21 @@ def _figure(cell: StoredCell, name: str) -> int | None:
     return int(figure.value) if figure and figure.value is not None else None
 
 
-def counts_table(
-    counts: Sequence[LogCount], tablefmt: str = "github", order: Callable[[LogCount], object] | None = None
-) -> str:
-    """The two counts side by side."""
+def counts_table(counts: Sequence[LogCount]) -> str:
+    """The two counts side by side, oldest release first."""
     rows = [
         [
             one.torch,
             one.cell.partition("/")[2],
-            *(
-                f"{two.by_log} / {'none' if two.by_cell is None else two.by_cell}"
-                for two in (one.recompiles, one.graph_breaks)
-            ),
+            _shown(one.recompiles),
+            _shown(one.graph_breaks),
             "yes" if one.agree else "no",
         ]
-        for one in sorted(counts, key=order or (lambda one: one.cell))  # type: ignore[arg-type, return-value]
+        for one in sorted(counts, key=lambda one: Version(one.torch))
     ]
     headers = ["torch", "row", "recompiles, log / cell", "graph breaks, log / cell", "agree"]
-    return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True)
+    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def _shown(counts: TwoCounts) -> str:
+    return f"{counts.by_log} / {'none' if counts.by_cell is None else counts.by_cell}"

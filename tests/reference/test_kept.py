@@ -1,0 +1,99 @@
+"""What the reference has, what of it is stale: by a suite's version or what is asked, never by a line of source."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from toto_compat.contract.result import Failure
+from toto_compat.contract.suites import Suite
+from toto_compat.errors import StorageError
+from toto_compat.evidence.store import StoredCell, cell_path, load_run, read_cell, write_cell
+from toto_compat.matrix.load import load_matrix
+from toto_compat.reference import kept as kept_module
+from toto_compat.reference.kept import State, check_size, keep, kept_row
+from toto_compat.reference.plan import PlannedRow, planned_rows, read_plan
+
+ROOT = Path(__file__).parent.parent.parent
+MATRIX = load_matrix(ROOT / "matrix.yaml")
+REFERENCE = ROOT / "results" / "reference"
+ROW = next(row for row in planned_rows(read_plan(REFERENCE / "plan.yaml"), MATRIX, "2.13.0"))
+
+
+def measured() -> StoredCell:
+    return read_cell(cell_path(REFERENCE / ROW.run, ROW.cell))
+
+
+def state_with(folder: Path, cell: StoredCell, row: PlannedRow = ROW) -> tuple[State, str]:
+    write_cell(folder / ROW.run, cell)
+    found = kept_row(folder, row, MATRIX)
+    return found.state, found.why
+
+
+def test_a_row_without_a_file_is_missing(tmp_path: Path) -> None:
+    assert kept_row(tmp_path, ROW, MATRIX).state is State.MISSING
+
+
+def test_other_sources_and_another_machine_make_nothing_stale(tmp_path: Path) -> None:
+    cell = measured()
+    elsewhere = cell.provenance.model_copy(update={"source_hash": "another", "host": "another", "lock": "another"})
+    assert state_with(tmp_path, cell.model_copy(update={"provenance": elsewhere, "key": "another"})) == (
+        State.THERE,
+        "",
+    )
+
+
+def test_another_version_of_a_suite_makes_a_cell_stale(tmp_path: Path) -> None:
+    cell = measured()
+    old = cell.evidence[Suite.RECOMPILE].model_copy(update={"version": Suite.RECOMPILE.rule.version - 1})
+    state, why = state_with(tmp_path, cell.model_copy(update={"evidence": {**cell.evidence, Suite.RECOMPILE: old}}))
+    assert state is State.STALE
+    assert "the suite recompile is of version" in why
+
+
+def test_another_workload_or_pin_makes_a_cell_stale(tmp_path: Path) -> None:
+    cell = measured()
+    other = cell.request.workload.model_copy(update={"seed": 1})
+    request = cell.request.model_copy(update={"workload": other})
+    assert state_with(tmp_path, cell.model_copy(update={"request": request}))[0] is State.STALE
+    pinned = cell.request.environment.model_copy(update={"pins": {"numpy": "2.0.0"}})
+    request = cell.request.model_copy(update={"environment": pinned})
+    assert state_with(tmp_path, cell.model_copy(update={"request": request})) == (
+        State.STALE,
+        "pins of torch-2.13.0-cpu changed",
+    )
+
+
+def test_a_suite_that_the_profile_has_now_makes_a_cell_stale(tmp_path: Path) -> None:
+    cell = measured()
+    fewer = cell.request.profile.model_copy(update={"suites": (Suite.EQUIVALENCE,)})
+    request = cell.request.model_copy(update={"profile": fewer})
+    assert "has the suite" in state_with(tmp_path, cell.model_copy(update={"request": request}))[1]
+
+
+def test_a_cell_that_could_not_be_run_is_tried_again(tmp_path: Path) -> None:
+    crashed = measured().model_copy(update={"failure": Failure(kind="crash", message="killed"), "evidence": {}})
+    assert state_with(tmp_path, crashed) == (State.COULD_NOT_RUN, "killed")
+
+
+def test_cells_are_kept_beside_those_of_other_releases(tmp_path: Path) -> None:
+    first = measured()
+    second = read_cell(cell_path(REFERENCE / "cpu", "torch-2.13.0-cpu/fixed_size/default"))
+    keep(tmp_path, "cpu", MATRIX, profile="quick", cells=[first], revision="one")
+    run = keep(tmp_path, "cpu", MATRIX, profile="quick", cells=[second], revision="two")
+    assert [cell.cell for cell in run.cells] == [first.cell, second.cell]
+    assert run.info.git_revision == "two"
+    assert load_run(tmp_path / "cpu").info.gates
+
+
+def test_a_reference_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(tmp_path, "cpu", MATRIX, profile="quick", cells=[measured()], revision="")
+    assert check_size(tmp_path, ["cpu"]) > 10_000
+    monkeypatch.setattr(kept_module, "MOST_BYTES", 10_000)
+    with pytest.raises(StorageError, match="the largest file is"):
+        check_size(tmp_path, ["cpu"])
+
+
+def test_a_profile_of_several_workloads_has_a_cell_for_each() -> None:
+    row = replace(ROW, profile="production-check")
+    assert len(kept_row(REFERENCE, row, MATRIX).cells) == 3

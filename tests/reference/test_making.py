@@ -1,0 +1,152 @@
+"""The reference is made release by release: what is there is left alone, what was built is removed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from toto_compat.contract.request import Device, Environment
+from toto_compat.environments.virtualenv import venv_folder
+from toto_compat.errors import EnvironmentBuildError, ExitCode
+from toto_compat.evidence.store import cell_path, load_run, read_cell
+from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.load import load_matrix
+from toto_compat.matrix.request import matrix_request
+from toto_compat.reference import making as making_module
+from toto_compat.reference.disk import BuiltHere
+from toto_compat.reference.kept import keep
+from toto_compat.reference.making import Making, make
+from toto_compat.reference.plan import ReferencePlan
+
+ROOT = Path(__file__).parent.parent.parent
+MATRIX = load_matrix(ROOT / "matrix.yaml")
+ROWS = ("upstream/default", "list_index/default", "compile_friendly/default", "fixed_size/default")
+PLAN = ReferencePlan.model_validate(
+    {"schema": 1, "releases": ["2.9.0", "2.13.0"], "runs": {"cpu": {"profile": "quick", "rows": ROWS}}}
+)
+
+
+class Machine:
+    """Stands where a machine with torch stands: every cell that is asked for gets the committed one's evidence."""
+
+    def __init__(self, broken: Sequence[str] = ()) -> None:
+        self.asked: list[Asked] = []
+        self.broken = broken
+
+    def run_matrix(self, asked: Asked) -> ExitCode:
+        self.asked.append(asked)
+        assert asked.run is not None
+        environment = asked.selectors[0].partition("/")[0]
+        if environment in self.broken:
+            raise EnvironmentBuildError(f"{environment}: no such wheel")
+        cells = []
+        for selector in asked.selectors:
+            cell = read_cell(
+                cell_path(ROOT / "results/reference/cpu", f"torch-2.13.0-cpu/{selector.partition('/')[2]}")
+            )
+            named = matrix_request(MATRIX, ROOT / "matrix.yaml", type(cell.cell)(selector), "quick", Device.CPU)
+            cells.append(cell.model_copy(update={"cell": named.cell, "request": named}))
+        keep(asked.results, asked.run, MATRIX, profile="quick", cells=cells, revision="")
+        return ExitCode.OK
+
+    @property
+    def cells(self) -> list[str]:
+        return [selector for asked in self.asked for selector in asked.selectors]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "")
+    machine = Machine()
+    monkeypatch.setattr(making_module, "run_matrix", machine.run_matrix)
+    return machine
+
+
+def making(folder: Path, **changes: object) -> Making:
+    return Making(plan=PLAN, matrix=MATRIX, matrix_file=ROOT / "matrix.yaml", folder=folder / "reference", **changes)  # type: ignore[arg-type]
+
+
+def test_every_row_of_every_release_is_run_once_and_kept(machine: Machine, tmp_path: Path) -> None:
+    made = make(making(tmp_path), PLAN.releases)
+    assert len(machine.cells) == len(made.kept) == 8
+    assert [asked.runtime for asked in machine.asked] == ["venv", "venv"]
+    run = load_run(tmp_path / "reference" / "cpu")
+    assert len(run.cells) == 8
+    assert {cell.request.cell.environment for cell in run.cells} == {"torch-2.9.0-cu128", "torch-2.13.0-cpu"}
+
+
+def test_the_same_command_again_runs_only_what_is_missing(machine: Machine, tmp_path: Path) -> None:
+    make(making(tmp_path), PLAN.releases)
+    cell_path(tmp_path / "reference" / "cpu", "torch-2.9.0-cu128/list_index/default").unlink()
+    machine.asked.clear()
+    make(making(tmp_path), PLAN.releases)
+    assert machine.cells == ["torch-2.9.0-cu128/list_index/default"]
+
+
+def test_no_cell_is_started_once_the_budget_is_used_up(machine: Machine, tmp_path: Path) -> None:
+    made = make(making(tmp_path, budget_seconds=0.0), PLAN.releases)
+    assert (machine.cells, len(made.left)) == ([], 8)
+
+
+def test_with_a_budget_as_many_cells_are_started_at_a_time_as_run_at_a_time(machine: Machine, tmp_path: Path) -> None:
+    make(making(tmp_path, budget_seconds=3600.0, jobs=2), ["2.13.0"])
+    assert [len(asked.selectors) for asked in machine.asked] == [2, 2]
+
+
+def test_an_environment_that_cannot_be_built_does_not_stop_the_others(machine: Machine, tmp_path: Path) -> None:
+    machine.broken = ("torch-2.9.0-cu128",)
+    made = make(making(tmp_path), PLAN.releases)
+    assert len(made.failed) == 1
+    assert "no such wheel" in made.failed[0]
+    assert len(made.kept) == 4
+
+
+def test_a_release_without_an_environment_is_told_and_the_others_run(machine: Machine, tmp_path: Path) -> None:
+    lacking = PLAN.model_copy(update={"releases": ("2.4.9", "2.13.0")})
+    made = make(Making(lacking, MATRIX, ROOT / "matrix.yaml", tmp_path / "reference"), lacking.releases)
+    assert made.lacking == ["matrix.yaml has no environment of torch 2.4.9: toto-compat releases --add 2.4.9"]
+    assert len(made.kept) == 4
+
+
+# --- disk ------------------------------------------------------------------------------------------------------------
+
+NAME, ENVIRONMENT = "torch-2.9.0-cu128", MATRIX.environments["torch-2.9.0-cu128"]
+
+
+def build(cache: Path, name: str, environment: Environment) -> Path:
+    folder = venv_folder(name, environment, cache)
+    (folder / "bin").mkdir(parents=True)
+    return folder
+
+
+def test_what_was_built_for_the_reference_is_removed_also_after_a_kill(tmp_path: Path) -> None:
+    BuiltHere(tmp_path).announce(NAME, ENVIRONMENT, 30e9)
+    folder = build(tmp_path, NAME, ENVIRONMENT)
+    assert [name for name, _ in BuiltHere(tmp_path).remove_all()] == [folder.name]
+    assert not folder.exists()
+    assert BuiltHere(tmp_path).remove_all() == []
+
+
+def test_an_environment_that_was_there_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build(tmp_path, NAME, ENVIRONMENT)
+    monkeypatch.setattr("toto_compat.reference.disk.read_built", lambda _: object())
+    BuiltHere(tmp_path).announce(NAME, ENVIRONMENT, 30e9)
+    assert BuiltHere(tmp_path).remove_all() == []
+    assert folder.exists()
+
+
+def test_more_disk_than_the_plan_allows_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentBuildError, match="allows 5 GB at a time"):
+        BuiltHere(tmp_path).announce(NAME, ENVIRONMENT, 5e9)
+    assert BuiltHere(tmp_path).remove_all() == []
+
+
+@pytest.mark.parametrize("record", ['["../../precious"]', '[".."]', "{", '{"a": 1}', "[3]"])
+def test_a_damaged_record_removes_nothing(tmp_path: Path, record: str) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "cache" / "reference").mkdir(parents=True)
+    (tmp_path / "cache" / "venvs").mkdir()
+    (tmp_path / "cache" / "reference" / "built.json").write_text(record, encoding="utf-8")
+    assert BuiltHere(tmp_path / "cache").remove_all() == []
+    assert (tmp_path / "precious").exists()

@@ -1,0 +1,100 @@
+"""README's table, its picture and the committed evidence are those of the reference; what is stale is told."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from toto_compat.cli import cli
+from toto_compat.errors import ExitCode, InputError
+from toto_compat.evidence.store import cell_path, load_run, read_cell, write_cell
+from toto_compat.matrix.gates import Gate
+from toto_compat.reference.showing import (
+    BEGIN,
+    END,
+    identity,
+    judged_reference,
+    stale_showing,
+    stamp_of,
+    stamped,
+    with_block,
+)
+
+ROOT = Path(__file__).parent.parent.parent
+REFERENCE = ROOT / "results" / "reference"
+
+
+def test_nothing_committed_is_stale() -> None:
+    """If this fails: `nox -s reference -- --dry-run` says what it takes, `--show-only` makes table and picture anew."""
+    result = CliRunner().invoke(cli, ["reference", "--check"])
+    stale = [line for line in result.stdout.splitlines() if line.startswith("stale: ")]
+    assert stale == []
+    assert result.exit_code == ExitCode.OK
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of what is shown, to make it stale."""
+    shutil.copytree(REFERENCE / "cpu", tmp_path / "reference" / "cpu")
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "report.png", tmp_path / "docs")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_a_copy_is_no_staler_than_what_it_was_copied_from(project: Path) -> None:
+    assert stale_showing(project / "reference", project) == []
+
+
+def test_another_verdict_makes_table_and_picture_stale(project: Path) -> None:
+    path = cell_path(project / "reference" / "cpu", "torch-2.13.0-cpu/fixed_size/default")
+    cell = read_cell(path)
+    suite = Gate.RECOMPILES.rule.suite
+    figure = cell.evidence[suite].figures[Gate.RECOMPILES.figure].model_copy(update={"value": 3.0})
+    figures = {**cell.evidence[suite].figures, Gate.RECOMPILES.figure: figure}
+    changed = cell.evidence[suite].model_copy(update={"figures": figures})
+    write_cell(project / "reference" / "cpu", cell.model_copy(update={"evidence": {**cell.evidence, suite: changed}}))
+    told = stale_showing(project / "reference", project)
+    assert [line.partition(":")[0] for line in told] == ["README.md", "docs/report.png"]
+
+
+def test_a_word_changed_by_hand_in_the_table_is_seen(project: Path) -> None:
+    readme = project / "README.md"
+    readme.write_text(readme.read_text(encoding="utf-8").replace("**PASS**", "**PASSED**", 1), encoding="utf-8")
+    assert stale_showing(project / "reference", project) == ["README.md: its table is not that of the reference"]
+
+
+def test_a_picture_that_does_not_say_what_it_shows_is_stale(project: Path) -> None:
+    picture = project / "docs" / "report.png"
+    picture.write_bytes(stamped(picture.read_bytes()[:33] + b"", "another"))
+    assert stale_showing(project / "reference", project) == ["docs/report.png: shows another reference"]
+
+
+def test_the_table_does_not_change_because_time_passes() -> None:
+    assert not judged_reference(REFERENCE).decision.stale
+    assert len(identity(judged_reference(REFERENCE))) == 64
+
+
+def test_a_stamp_is_read_back_and_leaves_the_picture_a_picture() -> None:
+    png = (ROOT / "docs" / "report.png").read_bytes()
+    again = stamped(png, "0" * 64)
+    assert stamp_of(again) == "0" * 64
+    assert len(again) == len(png) + 12 + len("toto-compat-reference") + 1 + 64
+    assert stamp_of(b"\x89PNG") == ""
+
+
+def test_a_readme_without_a_place_for_the_table_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no place"):
+        with_block("# nothing here", "table", tmp_path / "README.md")
+    assert with_block(f"a {BEGIN} old {END} b", "new", tmp_path) == f"a {BEGIN}\n\nnew\n\n{END} b"
+
+
+def test_a_dry_run_says_time_and_disk_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path))
+    before = load_run(REFERENCE / "cpu")
+    result = CliRunner().invoke(cli, ["reference", "--dry-run", "--only", "2.9.0"])
+    assert result.exit_code == 0, result.output
+    assert "GB of disk at a time" in result.stdout
+    assert "min" in result.stdout
+    assert load_run(REFERENCE / "cpu") == before

@@ -1,0 +1,65 @@
+"""A thinned cell is small and says the same."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.verdict.sample_cells import GATES, good_result, production_incident, with_figures
+from tests.verdict.stored_runs import stored
+from toto_compat.contract.events import EventKind
+from toto_compat.contract.suites import Suite
+from toto_compat.errors import StorageError
+from toto_compat.evidence.store import StoredCell, load_run
+from toto_compat.matrix.gates import Gate
+from toto_compat.reference.kept import MOST_BYTES
+from toto_compat.reference.thinning import check_same_verdict, thinned
+
+ROOT = Path(__file__).parent.parent.parent
+WHOLE = load_run(ROOT / "results" / "reference" / "cpu-containers")  # committed as it was measured
+
+
+@pytest.mark.parametrize("cell", WHOLE.cells, ids=lambda cell: cell.cell)
+def test_a_real_cell_is_so_small_that_seventy_are_under_5_mb_and_every_gate_says_the_same(cell: StoredCell) -> None:
+    thin = thinned(cell)
+    check_same_verdict(cell, thin, WHOLE.info.gates)
+    assert len(thin.model_dump_json()) < min(MOST_BYTES / 70, len(cell.model_dump_json()))
+    assert thinned(thin) == thin
+
+
+def test_origin_and_request_stay() -> None:
+    cell = WHOLE.cells[0]
+    thin = thinned(cell)
+    assert (thin.request, thin.provenance, thin.key, thin.stored) == (
+        cell.request,
+        cell.provenance,
+        cell.key,
+        cell.stored,
+    )
+
+
+def test_events_that_say_the_same_become_one_with_their_number() -> None:
+    whole = stored(production_incident(), "2026-11-16T10:00:00Z")
+    thin = thinned(whole)
+    before, after = whole.evidence[Suite.RECOMPILE], thin.evidence[Suite.RECOMPILE]
+    assert len(after.events) == 3
+    for kind in (EventKind.RECOMPILE, EventKind.RECOMPILE_LIMIT, EventKind.GRAPH_BREAK):
+        counts = [sum(one.count for one in each.events if one.kind is kind) for each in (before, after)]
+        assert counts[0] == counts[1]
+    assert after.details["thinned"]["events"].startswith("3 of 10")
+
+
+def test_the_rows_nearest_to_their_limit_are_kept() -> None:
+    rows = [{"scenario": str(number), "ratio": number / 100} for number in range(100)]
+    cell = stored(good_result(), "2026-11-16T10:00:00Z")
+    evidence = cell.evidence[Suite.EQUIVALENCE].model_copy(update={"details": {"comparisons": rows}})
+    thin = thinned(cell.model_copy(update={"evidence": {**cell.evidence, Suite.EQUIVALENCE: evidence}}))
+    kept = thin.evidence[Suite.EQUIVALENCE].details["comparisons"]
+    assert [row["ratio"] for row in kept] == [number / 100 for number in range(99, 87, -1)]
+
+
+def test_thinning_that_touches_what_decides_is_refused() -> None:
+    whole = stored(good_result(), "2026-11-16T10:00:00Z")
+    broken = with_figures(whole, {Gate.RECOMPILES: None})
+    assert isinstance(broken, StoredCell)
+    with pytest.raises(StorageError, match="verdict changed"):
+        check_same_verdict(whole, broken, GATES)
