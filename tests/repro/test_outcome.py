@@ -94,6 +94,7 @@ def test_a_prediction_is_told_as_one() -> None:
     assert "predicted          cudagraph_skip: reason like 'mutated inputs (*'" in told
     assert "2 predicted, limit <= 0 here" in told
     assert "as in production" not in told
+    assert told.endswith("REPRODUCED (2 of 2 predicted)")
 
 
 def test_a_prediction_that_could_not_be_made_judges_nothing() -> None:

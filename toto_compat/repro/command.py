@@ -202,8 +202,9 @@ def as_text(reproduction: Reproduction) -> str:
 def verdict_lines(reproduction: Reproduction) -> Iterator[str]:
     """The verdict in a line, with what of the incident it is about."""
     verdict, result = reproduction.verdict, reproduction.result
-    seen_elsewhere = f" (as far as it shows here: {len(reproduction.unseen)} more need a GPU)"
-    rest = seen_elsewhere if reproduction.unseen else ""
+    told = [f"{reproduction.predictions} of {len(reproduction.held)} predicted"] if reproduction.predictions else []
+    told += [f"as far as it shows here: {len(reproduction.unseen)} more need a GPU"] if reproduction.unseen else []
+    rest = f" ({'; '.join(told)})" if told else ""
     if verdict is Verdict.REPRODUCED:
         yield f"REPRODUCED{rest}"
     elif verdict is Verdict.PARTLY:

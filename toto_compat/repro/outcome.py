@@ -89,6 +89,13 @@ class Reproduction:
         )
 
     @property
+    def predictions(self) -> int:
+        """How many of those that held were only predicted."""
+        return sum(match.holds for match in self.matches if match.expected in self.predicted) + sum(
+            bool(gate.holds) for gate in self.gates if gate.predicted
+        )
+
+    @property
     def not_held(self) -> tuple[Expectation, ...]:
         return tuple(
             [match.expected for match in self.matches if not match.holds]
