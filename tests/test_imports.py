@@ -30,6 +30,7 @@ FLOW = (
     "repro",
     "bench",
     "workflow",
+    "detached",
     "false_alarms",
     "cli",
 )

@@ -57,6 +57,8 @@ def run_cells(
     progress: Progress,
     on_finished: OnFinished,
     references: SharedReferences | None = None,
+    run_folder: Path | None = None,  # noqa: ARG001 - for executors that leave this machine
+    detach: bool = False,  # noqa: ARG001
 ) -> None:
     """Run all cells, `jobs` at a time; `on_finished` is called here, in the caller's thread, as each one ends.
 
@@ -74,7 +76,7 @@ def run_cells(
         try:
             known = None
             if references is not None:
-                known = _references_of(cell, references, runtime, scratch=scratch, progress=progress, gpu=gpu)
+                known = references_of(cell, references, runtime, scratch=scratch, progress=progress, gpu=gpu)
             started = time.monotonic()
             result = _run_in_scratch(
                 cell, runtime, scratch=scratch, keep_log=keep_log, progress=progress, gpu=gpu, references=known
@@ -110,7 +112,7 @@ def run_cells(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _references_of(
+def references_of(
     cell: ReadyCell,
     references: SharedReferences,
     runtime: Runtime,

@@ -61,18 +61,8 @@ def run_prepared(
 
     def on_finished(cell: ReadyCell, done: FinishedCell) -> None:
         nonlocal kept
-        stored = stored_cell(done.result, key=cell.key, seconds=done.seconds, run=info.name)
-        write_cell(run_folder, stored)
-        store.put(stored)
+        keep_cell(done, cell.key, run_folder, store)
         kept += 1
-
-    def keep_log(cell: str, log: Path) -> None:
-        target = log_path(run_folder, cell)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(log, target)
-        except OSError as error:
-            progress.note(f"{cell}: its log could not be kept: {error.strerror}")
 
     try:
         executor(asked.executor)(
@@ -81,10 +71,12 @@ def run_prepared(
             jobs=plan.jobs,
             gpus=[gpu.uuid for gpu in find_gpus()] if plan.device is Device.CUDA else [],
             scratch=cache_folder() / "s",
-            keep_log=keep_log,
+            keep_log=lambda cell, log: keep_log(cell, log, run_folder, progress),
             progress=progress,
             on_finished=on_finished,
             references=shared_references(runtime.source, fresh=asked.fresh),
+            run_folder=run_folder,
+            detach=asked.detach,
         )
     except KeyboardInterrupt:
         progress.note(
@@ -92,9 +84,27 @@ def run_prepared(
             "the same command again runs only the rest"
         )
         raise
-    write_run_info(run_folder, info.model_copy(update={"finished": utc_now()}))
+    if not asked.detach:
+        write_run_info(run_folder, info.model_copy(update={"finished": utc_now()}))
     point_latest(asked.results, info.name)
     return run_folder
+
+
+def keep_cell(done: FinishedCell, key: str, run_folder: Path, store: CellStore) -> None:
+    """Write a cell that has ended into its run, and into the store if it can be reused."""
+    stored = stored_cell(done.result, key=key, seconds=done.seconds, run=run_folder.name)
+    write_cell(run_folder, stored)
+    store.put(stored)
+
+
+def keep_log(cell: str, log: Path, run_folder: Path, progress: Progress) -> None:
+    """Move a cell's log into its run."""
+    target = log_path(run_folder, cell)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(log, target)
+    except OSError as error:
+        progress.note(f"{cell}: its log could not be kept: {error.strerror}")
 
 
 def stored_cell(result: CellResult, *, key: str, seconds: float, run: str) -> StoredCell:
