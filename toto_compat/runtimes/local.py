@@ -7,9 +7,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -86,7 +87,15 @@ def run_cells(
         return FinishedCell(result, time.monotonic() - started)
 
     pool = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="cell")
-    pending: dict[Future[FinishedCell], ReadyCell] = {pool.submit(run_one, cell): cell for cell in cells}
+    # of many cells only the next few are in hand, and each tells when it ends: nobody looks through all of them
+    waiting = iter(cells)
+    pending: dict[Future[FinishedCell], ReadyCell] = {}
+    ended: queue.SimpleQueue[Future[FinishedCell]] = queue.SimpleQueue()
+
+    def submit(cell: ReadyCell) -> None:
+        future = pool.submit(run_one, cell)
+        pending[future] = cell
+        future.add_done_callback(ended.put)
 
     def hand_over(done: Future[FinishedCell]) -> None:
         cell, finished = pending.pop(done), done.result()
@@ -94,11 +103,17 @@ def run_cells(
         on_finished(cell, finished)
 
     try:
+        for cell in islice(waiting, 2 * jobs):
+            submit(cell)
         while pending:
-            done, _ = wait(pending, timeout=_HEARTBEAT_SECONDS, return_when=FIRST_COMPLETED)
             progress.heartbeat()
-            for future in done:
-                hand_over(future)
+            try:
+                done = ended.get(timeout=_HEARTBEAT_SECONDS)
+            except queue.Empty:
+                continue
+            hand_over(done)
+            for cell in islice(waiting, 1):
+                submit(cell)
     except BaseException:
         for future in pending:
             future.cancel()

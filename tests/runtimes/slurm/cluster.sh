@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A real Slurm of two emulated nodes with two declared GPUs each, without accounting: cluster.sh up|down|status [FOLDER]
+# A real Slurm of two emulated nodes with four declared GPUs each, without accounting: cluster.sh up|down|status [FOLDER]
 #
 # Nothing is installed: Debian's packages are unpacked into the folder, and everything runs as the user who calls this,
 # on free ports of the loopback. FOLDER/env.sh is what a shell needs to talk to it.
@@ -12,6 +12,7 @@ daemons=(n1 n2 slurmctld munged)
 
 unpack() {
     [ ! -e "$root/usr/sbin/slurmd" ] || return 0
+    command -v apt-get >/dev/null || { echo "Debian's packages are needed, and there is no apt-get" >&2; return 1; }
     mkdir -p "$base/debs/partial" "$root"
     local wanted=(munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins)
     # what the system has already is not fetched, its libraries are used
@@ -73,13 +74,14 @@ MessageTimeout=5
 KillWait=2
 MinJobAge=300
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
-NodeName=n1 NodeHostname=$(hostname -s) NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=8 RealMemory=64000 Gres=gpu:a100:2
-NodeName=n2 NodeHostname=$(hostname -s) NodeAddr=127.0.0.1 Port=${ports[2]} CPUs=8 RealMemory=64000 Gres=gpu:a100:2
+NodeName=n1 NodeHostname=$(hostname -s) NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=16 RealMemory=64000 Gres=gpu:a100:4 Weight=2
+NodeName=n2 NodeHostname=$(hostname -s) NodeAddr=127.0.0.1 Port=${ports[2]} CPUs=16 RealMemory=64000 Gres=gpu:a100:4 Weight=1
+# on both nodes, n2 first; and on n1 alone, while a test takes n2 away
 PartitionName=gpu Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 PartitionName=steady Nodes=n1 MaxTime=INFINITE State=UP
 END
     # a GPU must be a device file, and any will do: nobody opens it
-    echo "NodeName=n1,n2 Name=gpu Type=a100 File=/dev/null,/dev/zero" >"$base/gres.conf"
+    echo "NodeName=n1,n2 Name=gpu Type=a100 File=/dev/null,/dev/zero,/dev/full,/dev/random" >"$base/gres.conf"
 }
 
 start() { # one daemon, whatever was there before
@@ -129,7 +131,7 @@ up)
     tail -n 5 "$base"/log/*.log >&2
     exit 1
     ;;
-start | stop) # one daemon of a cluster that is up: cluster.sh stop slurmctld, or the first argument after the folder
+start | stop) # one daemon of a cluster that is up
     # shellcheck source=/dev/null
     . "$base/env.sh"
     "$1" "${3:?a daemon: ${daemons[*]}}"

@@ -11,7 +11,7 @@ from toto_compat.errors import ExitCode, MissingExtraError, TotoCompatError
 from toto_compat.matrix.slurm import JobDemands, SlurmSettings
 
 # Slurm reads % in the names of files, and a batch script is a shell's
-_USABLE_FOLDER = re.compile(r"^/[A-Za-z0-9_./+@=,: -]*$")
+_USABLE_FOLDER = re.compile(r"/[A-Za-z0-9_./+@=,: -]*")
 _ANSWER_SECONDS = 60.0
 LARGEST_ARRAY = 1000  # Slurm's own default is an index below 1001
 WARNING_SECONDS = 60  # before the end of its time a job is told, to end its cell and say so
@@ -116,7 +116,7 @@ class Cluster:
 
 def check_folder(folder: Path) -> None:
     """Refuse a folder whose name would be something else to Slurm or to a shell."""
-    if not _USABLE_FOLDER.match(str(folder)):
+    if not _USABLE_FOLDER.fullmatch(str(folder)):
         raise SlurmError(
             f"{folder}: jobs cannot be kept there: its path has characters that Slurm or a shell reads",
             hint="take a folder with letters, digits, spaces and _./+@=,:- only: --results FOLDER",

@@ -134,9 +134,10 @@ class Watch:
         return None
 
     def _finish(self, task: Submission, result: CellResult, seconds: float) -> None:
+        self.hand_over(task, FinishedCell(result, seconds))
+        # only now: an interrupt before this hands it over once more, after it the cell is kept and told as finished
         del self._open[task.number]
         self.progress.finished(task.cell, result.failure, seconds)
-        self.hand_over(task, FinishedCell(result, seconds))
 
     def _over(self, jobs: dict[str, QueuedJob], now: float) -> Iterator[tuple[Submission, QueuedJob | None]]:
         """Find the cells whose job has ended long enough ago for a result to have shown."""
