@@ -54,7 +54,7 @@ def install(session: nox.Session, *groups: str) -> None:
         return
     listed = nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), *groups)
     # None under `nox --no-install`: then nothing was installed and nothing may be marked so
-    if session.run_install("python", "-m", "pip", "install", "-q", "-e", f"{ROOT}[matrix,logs]", *listed):
+    if session.run_install("python", "-m", "pip", "install", "-q", "-e", f"{ROOT}[matrix,logs,slurm]", *listed):
         stamp.write_text(wanted, encoding="ascii")
 
 

@@ -32,6 +32,7 @@ FLOW = (
     "bench",
     "workflow",
     "releases",
+    "detached",
     "false_alarms",
     "reference",
     "acceptance",

@@ -21,6 +21,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "toto_compat.workflow:matrix_command",
         "Run the cells of the matrix and say what can be compiled.",
     ),
+    "status": ("toto_compat.detached:status_command", "How far a run on Slurm is; --wait waits for its end."),
+    "cancel": ("toto_compat.detached:cancel_command", "Cancel the jobs of a run on Slurm."),
     "report": (
         "toto_compat.report.command:report_command",
         "Show a run: table, page, JSON, verdict, lines for an env file.",

@@ -20,7 +20,7 @@ from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.expand import default_selection
 from toto_compat.matrix.load import matrix_option
 from toto_compat.matrix.schema import Matrix
-from toto_compat.matrix.selection import select_cells
+from toto_compat.matrix.selection import Selection, select_cells
 from toto_compat.report.publish import closing_lines, exit_code, publish
 from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.executors import EXECUTORS
@@ -30,6 +30,8 @@ from toto_compat.runtimes.plan import plan_as_json, plan_run, plan_text
 from toto_compat.runtimes.prepare import prepare_run
 from toto_compat.runtimes.progress import progress_for, say
 from toto_compat.runtimes.run import run_prepared
+from toto_compat.runtimes.seam import Runtime
+from toto_compat.runtimes.slurm.remote import NodesRuntime
 from toto_compat.verdict.judged_run import judge_run
 
 
@@ -39,11 +41,12 @@ def run_matrix(asked: Asked) -> ExitCode:
         check_run_name(asked.run)
     with sigterm_as_interrupt():
         # what is only compiled for CUDA is compiled on the CPU
-        choose = (lambda: Device.CPU) if asked.lower_only else (lambda: choose_device(asked.device))
+        choose = (lambda: Device.CPU) if asked.lower_only else (lambda: device_of(asked))
         here = dict([here_environment()]) if asked.runtime == "here" else None
-        selection = select_cells(asked, choose, why_not_runnable, here)
-        limits, device = selection.matrix.limits, selection.device
-        runtime = open_runtime(asked.runtime, limits=limits, device=device, rebuild=asked.rebuild)
+        # what a cluster's GPUs can run is not to be seen from here
+        selection = select_cells(asked, choose, why_not_runnable if asked.executor == "local" else lambda *_: "", here)
+        device = selection.device
+        runtime = runtime_of(asked, selection)
         store = CellStore(cache_folder() / "evidence")
         plan = plan_run(selection, runtime, store, asked)
         say(plan_text(plan))
@@ -57,6 +60,9 @@ def run_matrix(asked: Asked) -> ExitCode:
             folder = run_prepared(
                 prepared, plan, selection, runtime=runtime, store=store, asked=asked, progress=progress
             )
+        if asked.detach:
+            say(f"left to Slurm: `toto-compat status {folder.name}` says how far it is, --wait waits for the end")
+            return ExitCode.OK
         judged = judge_run(load_run(folder))
         publish(judged, to_json=asked.as_json)
         for line in closing_lines(judged, selection.required):
@@ -65,6 +71,26 @@ def run_matrix(asked: Asked) -> ExitCode:
             say(gpu_runner_would_add(selection.matrix, asked.profile))
         say(f"run: {folder}")
         return exit_code(judged, selection.required, environment_failed=bool(prepared.failed))
+
+
+def device_of(asked: Asked) -> Device:
+    """Find the device here, or take it that the nodes of a cluster have GPUs."""
+    if asked.executor == "local":
+        return choose_device(asked.device)
+    return Device.CPU if asked.device == "cpu" else Device.CUDA
+
+
+def runtime_of(asked: Asked, selection: Selection) -> Runtime:
+    """Open what runs the cells: on this machine, or on the nodes of a cluster."""
+    limits, device = selection.matrix.limits, selection.device
+    if asked.executor == "local":
+        return open_runtime(asked.runtime, limits=limits, device=device, rebuild=asked.rebuild)
+    settings = selection.matrix.slurm
+    match asked.runtime:
+        case "docker" | "venv" as name:
+            return NodesRuntime(name, settings, device)
+        case _:
+            return NodesRuntime(settings.runtime, settings, device)
 
 
 def gpu_runner_would_add(matrix: Matrix, profile: str) -> str:
@@ -104,6 +130,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 @click.option("--profile", default="quick", show_default=True, help="How hard each cell is tried.")
 @click.option("--runtime", type=click.Choice(["auto", "docker", "venv", "here"]), default="auto", show_default=True)
 @click.option("--executor", type=click.Choice(list(EXECUTORS)), default="local", show_default=True)
+@click.option("--detach", is_flag=True, help="Leave the cells to Slurm and return; see `toto-compat status`.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), help="Cells at a time.  [default: one per GPU, on a CPU up to 2]")
 @click.option("--fresh", is_flag=True, help="Run every cell again, also those that did not change.")
@@ -134,6 +161,10 @@ def matrix_command(**asked: Any) -> None:
     machine can judge is run: the newest CPU environment, or with a GPU production's and the newest release."""
     if asked["data"] is None and (asked["column"] or asked["symbols"]):
         raise click.UsageError("--column and --symbols say which of your series: name these with --data")
+    if asked["executor"] == "local" and asked["detach"]:
+        raise click.UsageError("--detach: cells can be left to Slurm alone: --executor slurm")
+    if asked["executor"] != "local" and asked["runtime"] == "here":
+        raise click.UsageError("--runtime here: nodes run cells with docker or venv")
     code = run_matrix(Asked(**asked))
     if code != ExitCode.OK:
         sys.exit(code)

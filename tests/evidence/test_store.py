@@ -311,3 +311,21 @@ def test_a_damaged_stored_cell_is_run_again(tmp_path: Path, damage: str) -> None
 def test_damaged_timings_are_no_timings(tmp_path: Path) -> None:
     (tmp_path / "timings.json").write_text("[1, 2")
     assert CellStore(tmp_path).known_seconds() == {}
+
+
+def test_half_a_line_of_timings_costs_the_others_nothing(tmp_path: Path) -> None:
+    store = CellStore(tmp_path)
+    store.put(stored())
+    known = store.known_seconds()
+    with (tmp_path / "timings.jsonl").open("a") as file:
+        file.write('{"another": 1')
+    assert store.known_seconds() == known
+    assert len(known) == 1
+
+
+def test_timings_of_version_0_1_are_still_known_until_the_cell_runs_again(tmp_path: Path) -> None:
+    store = CellStore(tmp_path)
+    store.put(stored())
+    (name,) = store.known_seconds()
+    (tmp_path / "timings.json").write_text(json.dumps({name: 999.0, "older": 5.0}))
+    assert store.known_seconds() == {name: stored().seconds, "older": 5.0}

@@ -1,6 +1,7 @@
 """What a cell leaves in its folder is put into the one log that is kept, and the runner follows none of its links."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import pytest
 
 from tests.runtimes.stub_runtime import StubRuntime, prepared
 from tests.verdict.sample_cells import cell_request, provenance
+from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.result import CellResult
 from toto_compat.runtimes import local
 from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE
-from toto_compat.runtimes.local import ReadyCell, run_cells
+from toto_compat.runtimes.local import FinishedCell, ReadyCell, run_cells
 from toto_compat.runtimes.progress import PlainProgress
 
 ELSEWHERE = "a file of the runner's machine"
@@ -101,3 +103,44 @@ def test_a_work_folder_that_is_a_link_is_not_entered(tmp_path: Path) -> None:
 
     assert kept_log(tmp_path / "scratch", leave) == "its own output\n"
     assert (tmp_path / "elsewhere" / "x.log").exists()
+
+
+class DoesNothing(StubRuntime):
+    """A cell that has ended before it began."""
+
+    def run_cell(self, *asked: Any, **_: Any) -> CellResult:
+        request = asked[1]
+        return CellResult(cell=request.cell, request=request, provenance=provenance(request))
+
+
+def resident_megabytes() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def test_ten_thousand_cells_cost_the_runner_little_time_and_no_memory(tmp_path: Path) -> None:
+    """The time is the processor's, this process alone: what cells take and what others do counts for nothing."""
+    request, names = cell_request(), [CellName.of(f"torch-2.{n}.0-cpu", "fixed_size", "default") for n in range(10_000)]
+    one = prepared("torch-2.13.0-cpu", request.environment)
+    cells = [ReadyCell(request.model_copy(update={"cell": name}), one) for name in names]
+    finished: set[str] = set()
+    memory: list[float] = []
+
+    def on_finished(cell: ReadyCell, _: FinishedCell) -> None:
+        finished.add(cell.request.cell)
+        if len(finished) in (2_000, 10_000):
+            memory.append(resident_megabytes())
+
+    before = time.process_time()
+    run_cells(
+        cells,
+        DoesNothing(),
+        jobs=2,
+        gpus=[],
+        scratch=tmp_path,
+        keep_log=lambda *_: None,
+        progress=PlainProgress(len(cells), write=lambda _: None),
+        on_finished=on_finished,
+    )
+    assert time.process_time() - before < 10
+    assert finished == set(names)
+    assert memory[1] - memory[0] < 5

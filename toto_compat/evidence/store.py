@@ -349,20 +349,28 @@ class CellStore:
         if not cell.key or not can_be_reused(cell, cell.request.demands):
             return
         write_model(self.path(cell.key), cell)
-        seconds = self.known_seconds() | {timing_name(cell.request): cell.seconds}
-        write_atomically(self._timings, json.dumps(seconds, indent=1, sort_keys=True) + "\n")
+        # a line at the end, however many there are; of two runners that write at once both are kept
+        with storage_errors(self._timings, "written"), self._timings.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({timing_name(cell.request): cell.seconds}) + "\n")
 
     def known_seconds(self) -> dict[str, float]:
         """Tell how long cells took when they last ran on this machine, by timing_name."""
-        try:
-            timings = json.loads(self._timings.read_bytes())
-            return {str(name): float(seconds) for name, seconds in timings.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}
+        known: dict[str, float] = {}
+        for path in (self.folder / "timings.json", self._timings):  # the first is of version 0.1 and before
+            try:
+                content = path.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            for line in [content] if path.suffix == ".json" else content.splitlines():
+                try:
+                    known |= {str(name): float(seconds) for name, seconds in json.loads(line).items()}
+                except (ValueError, TypeError, AttributeError):
+                    continue  # half a line, of a runner that was killed
+        return known
 
     @property
     def _timings(self) -> Path:
-        return self.folder / "timings.json"
+        return self.folder / "timings.jsonl"
 
 
 def timing_name(request: CellRequest) -> str:

@@ -13,6 +13,7 @@ class Asked:
     profile: str = "quick"
     runtime: Literal["auto", "docker", "venv", "here"] = "auto"
     executor: str = "local"
+    detach: bool = False
     device: str = "auto"
     jobs: int | None = None
     fresh: bool = False

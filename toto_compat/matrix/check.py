@@ -103,6 +103,10 @@ def _reference_mistakes(document: Document) -> Iterator[Mistake]:
             references["production_profile"] = "profiles"
         for key, section in references.items():
             yield from _unknown(document, (key,), document.data.get(key), section)
+        slurm = document.data.get("slurm")
+        own = slurm.get("environments") if isinstance(slurm, dict) else None
+        for name in own if isinstance(own, dict) else ():
+            yield from _unknown(document, ("slurm", "environments", name), name, "environments")
 
 
 def _cache_source_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:

@@ -82,7 +82,9 @@ def with_absolute_forks(matrix: Matrix, folder: Path) -> Matrix:
 
 def matrix_hash(matrix: Matrix) -> str:
     """Changes when what is tested changes, not when a comment or the order of keys does."""
-    canonical = json.dumps(matrix.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+    # where cells run is no part of what is tested
+    tested = matrix.model_dump(mode="json", by_alias=True, exclude={"slurm"})
+    canonical = json.dumps(tested, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 

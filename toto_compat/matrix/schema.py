@@ -11,6 +11,7 @@ from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import CellProfile, CompileSettings, Environment, Limits, Workload
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.matrix.gates import Gate
+from toto_compat.matrix.slurm import SlurmSettings
 
 
 class CacheSource(StrictModel):
@@ -73,3 +74,6 @@ class Matrix(StrictModel):
         default={}, description="limits by gate: {max: 0} or {min: 1}; a gate without one has its default"
     )
     limits: Limits = Limits()
+    slurm: SlurmSettings = Field(
+        default=SlurmSettings(), description="what `--executor slurm` asks of a cluster: {partition, gres, ...}"
+    )

@@ -11,11 +11,17 @@ from toto_compat.runtimes.references import SharedReferences
 from toto_compat.runtimes.seam import Runtime
 
 # name -> module:function, imported when it is used
-EXECUTORS: Mapping[str, str] = {"local": "toto_compat.runtimes.local:run_cells"}
+EXECUTORS: Mapping[str, str] = {
+    "local": "toto_compat.runtimes.local:run_cells",
+    "slurm": "toto_compat.runtimes.slurm.executor:run_cells",
+}
 
 
 class Executor(Protocol):
-    """Runs all cells; `on_finished` is called in the caller's thread as each one ends."""
+    """Runs all cells; `on_finished` is called in the caller's thread as each one ends.
+
+    `run_folder` is where the results of the run lie; with `detach` an executor that can do so leaves its cells running.
+    """
 
     def __call__(
         self,
@@ -29,6 +35,8 @@ class Executor(Protocol):
         progress: Progress,
         on_finished: OnFinished,
         references: SharedReferences | None = None,
+        run_folder: Path,
+        detach: bool = False,
     ) -> None: ...
 
 

@@ -7,9 +7,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -58,6 +59,8 @@ def run_cells(
     progress: Progress,
     on_finished: OnFinished,
     references: SharedReferences | None = None,
+    run_folder: Path | None = None,  # noqa: ARG001 - for executors that leave this machine
+    detach: bool = False,  # noqa: ARG001
 ) -> None:
     """Run all cells, `jobs` at a time; `on_finished` is called here, in the caller's thread, as each one ends.
 
@@ -76,7 +79,7 @@ def run_cells(
         try:
             known = None
             if references is not None:
-                known = _references_of(cell, references, runtime, scratch=scratch, progress=progress, gpu=gpu)
+                known = references_of(cell, references, runtime, scratch=scratch, progress=progress, gpu=gpu)
             started = time.monotonic()
             result = _run_in_scratch(
                 cell, runtime, scratch=scratch, keep_log=keep_log, progress=progress, gpu=gpu, references=known
@@ -86,7 +89,15 @@ def run_cells(
         return FinishedCell(result, time.monotonic() - started)
 
     pool = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="cell")
-    pending: dict[Future[FinishedCell], ReadyCell] = {pool.submit(run_one, cell): cell for cell in cells}
+    # of many cells only the next few are in hand, and each tells when it ends: nobody looks through all of them
+    waiting = iter(cells)
+    pending: dict[Future[FinishedCell], ReadyCell] = {}
+    ended: queue.SimpleQueue[Future[FinishedCell]] = queue.SimpleQueue()
+
+    def submit(cell: ReadyCell) -> None:
+        future = pool.submit(run_one, cell)
+        pending[future] = cell
+        future.add_done_callback(ended.put)
 
     def hand_over(done: Future[FinishedCell]) -> None:
         cell, finished = pending.pop(done), done.result()
@@ -94,11 +105,17 @@ def run_cells(
         on_finished(cell, finished)
 
     try:
+        for cell in islice(waiting, 2 * jobs):
+            submit(cell)
         while pending:
-            done, _ = wait(pending, timeout=_HEARTBEAT_SECONDS, return_when=FIRST_COMPLETED)
             progress.heartbeat()
-            for future in done:
-                hand_over(future)
+            try:
+                done = ended.get(timeout=_HEARTBEAT_SECONDS)
+            except queue.Empty:
+                continue
+            hand_over(done)
+            for cell in islice(waiting, 1):
+                submit(cell)
     except BaseException:
         for future in pending:
             future.cancel()
@@ -112,7 +129,7 @@ def run_cells(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _references_of(
+def references_of(
     cell: ReadyCell,
     references: SharedReferences,
     runtime: Runtime,

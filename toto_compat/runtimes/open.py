@@ -13,15 +13,21 @@ RuntimeName = Literal["auto", "docker", "venv", "here"]
 
 
 def open_runtime(
-    name: RuntimeName, *, limits: Limits, device: Device, rebuild: bool = False, say: OnLine | None = None
+    name: RuntimeName,
+    *,
+    limits: Limits,
+    device: Device,
+    rebuild: bool = False,
+    say: OnLine | None = None,
+    source: CellSource | None = None,
 ) -> Runtime:
     """Open docker where an engine answers, else venv; `docker` insists, `here` is this interpreter.
 
     Nothing on the machine is changed by it.
 
-    `say` gets one line where `auto` finds no engine.
+    `say` gets one line where `auto` finds no engine. Cells run `source`, or this package as it is now.
     """
-    source = CellSource()
+    source = source or CellSource()
     if name == "here":
         return HereRuntime(source, limits=limits, device=device)
     if name != "venv":

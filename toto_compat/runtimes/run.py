@@ -4,6 +4,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +81,8 @@ def _run_into(
 
     def on_finished(cell: ReadyCell, done: FinishedCell) -> None:
         nonlocal kept
-        stored = stored_cell(done.result, key=cell.key, seconds=done.seconds, run=info.name)
-        try:
-            store.put(stored)  # first: who is killed before the next line finds the cell there and not in the run
-        except TotoCompatError as error:
-            progress.note(f"{cell.request.cell}: not kept for later runs: {error}")
-        write_cell(run_folder, stored)
+        keep_cell(done, cell.key, run_folder, store, progress.note)
         kept += 1
-
-    def keep_log(cell: str, log: Path) -> None:
-        target = log_path(run_folder, cell)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(log, target)
-        except OSError as error:
-            progress.note(f"{cell}: its log could not be kept: {error.strerror}")
 
     try:
         executor(asked.executor)(
@@ -103,10 +91,12 @@ def _run_into(
             jobs=plan.jobs,
             gpus=[gpu.uuid for gpu in find_gpus()] if plan.device is Device.CUDA else [],
             scratch=cache_folder() / "s",
-            keep_log=keep_log,
+            keep_log=lambda cell, log: keep_log(cell, log, run_folder, progress),
             progress=progress,
             on_finished=on_finished,
             references=shared_references(runtime.source, fresh=asked.fresh),
+            run_folder=run_folder,
+            detach=asked.detach,
         )
     except KeyboardInterrupt:
         progress.note(
@@ -114,8 +104,29 @@ def _run_into(
             "the same command again runs only the rest"
         )
         raise
-    write_run_info(run_folder, info.model_copy(update={"finished": utc_now()}))
+    if not asked.detach:
+        write_run_info(run_folder, info.model_copy(update={"finished": utc_now()}))
     point_latest(asked.results, info.name)
+
+
+def keep_cell(done: FinishedCell, key: str, run_folder: Path, store: CellStore, note: Callable[[str], None]) -> None:
+    """Write a cell that has ended into its run, and into the store if it can be reused."""
+    stored = stored_cell(done.result, key=key, seconds=done.seconds, run=run_folder.name)
+    try:
+        store.put(stored)  # first: who is killed before the next line finds the cell there and not in the run
+    except TotoCompatError as error:
+        note(f"{done.result.cell}: not kept for later runs: {error}")
+    write_cell(run_folder, stored)
+
+
+def keep_log(cell: str, log: Path, run_folder: Path, progress: Progress) -> None:
+    """Move a cell's log into its run."""
+    target = log_path(run_folder, cell)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(log, target)
+    except OSError as error:
+        progress.note(f"{cell}: its log could not be kept: {error.strerror}")
 
 
 def stored_cell(result: CellResult, *, key: str, seconds: float, run: str) -> StoredCell:

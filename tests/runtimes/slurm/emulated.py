@@ -1,0 +1,166 @@
+"""The emulated Slurm that tests talk to, and runs on it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.runtimes.slurm.stub_node import BEHAVIOUR
+from toto_compat.evidence.store import StoredCell, load_run
+from toto_compat.runtimes.slurm.exchange import Submitted, exchange_of
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = Path(__file__).with_name("cluster.sh")
+HOW_TO_GET_IT = "no emulated Slurm is up here: `bash .ci/parts/40-slurm.sh up` starts one, from Debian's packages"
+
+MATRIX_TEXT = """
+schema: 1
+environments:
+  torch-2.13.0-cpu: {torch: "2.13.0", build: cpu}
+  torch-2.9.0-cu128: {torch: "2.9.0", build: cu128}
+caches:
+  upstream: {source: builtin}
+  list_index: {source: builtin}
+  compile_friendly: {source: builtin}
+  fixed_size: {source: builtin}
+settings: {stock: {}}
+modes: [default]
+profiles:
+  quick: {iterations: 1, workloads: [quick], suites: [recompile]}
+  held_to_references: {iterations: 1, workloads: [quick], suites: [recompile, equivalence]}
+workloads:
+  quick: {}
+"""
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """A cluster that is up."""
+
+    folder: Path
+    variables: dict[str, str]
+
+    def command(self, *words: str) -> str:
+        done = subprocess.run(words, env=self.variables, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def daemon(self, order: str, name: str) -> None:
+        # detached from the test's pipes: a daemon would hold them open
+        subprocess.run(
+            ["bash", SCRIPT, order, self.folder, name],
+            env=self.variables,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def kill_node(self, node: str) -> None:
+        """Kill everything on a node at once, as a power cut would."""
+        doomed = [int((self.folder / f"{node}.pid").read_text())]
+        jobs = set()
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (process / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            ours = f"SLURM_CONF={self.folder}/slurm.conf".encode() in environment
+            if ours and f"SLURMD_NODENAME={node}".encode() in environment:
+                doomed.append(int(process.name))
+                jobs |= {one.removeprefix(b"SLURM_JOB_ID=") for one in environment if one.startswith(b"SLURM_JOB_ID=")}
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                words, program = (process / "cmdline").read_bytes(), str((process / "exe").readlink())
+            except OSError:
+                continue
+            if program.startswith(str(self.folder)) and any(b"slurmstepd: [" + job + b"." in words for job in jobs):
+                doomed.append(int(process.name))
+        for pid in doomed:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def find_emulated() -> Emulated | None:
+    """Find the cluster that is up, if one is."""
+    up = subprocess.run(["bash", SCRIPT, "status"], capture_output=True, text=True, check=False)
+    if up.returncode != 0:
+        return None
+    folder = Path(up.stdout.strip())
+    words = ["bash", "-c", '. "$1"/env.sh && exec env -0', "bash", str(folder)]
+    printed = subprocess.run(words, capture_output=True, check=True).stdout
+    variables = dict(line.decode().split("=", 1) for line in printed.split(b"\0") if line)
+    return Emulated(folder, variables)
+
+
+class Project:
+    """A folder with a matrix.yaml from which runs are submitted."""
+
+    def __init__(self, folder: Path, cluster: Emulated, **slurm: Any) -> None:
+        self.folder, self.cluster = folder, cluster
+        self.cache = folder / "cache"
+        self.cache.mkdir()
+        settings = {"partition": "steady", "gres": "gpu:a100:1", "poll_seconds": 0.3, "result_grace_seconds": 0.5}
+        settings |= {"minutes": 10, "retries": 1} | slurm
+        (folder / "matrix.yaml").write_text(f"{MATRIX_TEXT}slurm: {json.dumps(settings)}\n")
+
+    def start(self, behaviour: str | dict[str, str], *arguments: str) -> "Started":
+        variables = self.cluster.variables | {
+            "PYTHONPATH": str(ROOT),
+            "TOTO_COMPAT_CACHE": str(self.cache),
+            BEHAVIOUR: "",
+        }
+        command = [sys.executable, "-m", "tests.runtimes.slurm.stub_node", json.dumps(behaviour), *arguments]
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=variables,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        return Started(process)
+
+    def matrix(self, behaviour: str | dict[str, str], *arguments: str, run: str = "one") -> "Started":
+        return self.start(behaviour, "matrix", "--executor", "slurm", "--device", "cpu", "--run", run, *arguments)
+
+    def cells(self, run: str = "one") -> dict[str, StoredCell]:
+        """The cells of a run by the name of their cache."""
+        return {cell.cell.cache: cell for cell in load_run(self.folder / "results" / run).cells}
+
+    def submitted(self, run: str = "one") -> Submitted:
+        return exchange_of(self.folder / "results" / run).read_submitted()
+
+    def jobs_of(self, cache: str, run: str = "one") -> tuple[str, ...]:
+        return next(task.jobs for task in self.submitted(run).cells if task.cell.cache == cache)
+
+    def lines(self, name: str) -> list[str]:
+        return (self.cache / name).read_text().splitlines()
+
+
+class Started:
+    """A command that runs, and what it printed so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.printed = ""
+
+    def until(self, text: str) -> str:
+        """Read on to the line that holds the text."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed += line
+            if text in line:
+                return line
+        raise AssertionError(f"ended without saying {text!r}:\n{self.printed}")
+
+    def end(self) -> int:
+        rest, _ = self.process.communicate(timeout=200)
+        self.printed += rest
+        return self.process.returncode

@@ -1,0 +1,163 @@
+"""Slurm's own commands: submitting through submitit, asking the queue, cancelling. Accounting is never asked."""
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toto_compat.errors import ExitCode, MissingExtraError, TotoCompatError
+from toto_compat.matrix.slurm import JobDemands, SlurmSettings
+
+# Slurm reads % in the names of files, and a batch script is a shell's
+_USABLE_FOLDER = re.compile(r"/[A-Za-z0-9_./+@=,: -]*")
+_ANSWER_SECONDS = 60.0
+LARGEST_ARRAY = 1000  # Slurm's own default is an index below 1001
+WARNING_SECONDS = 60  # before the end of its time a job is told, to end its cell and say so
+_EXTRA_MEMORY_MB = 1024  # for what watches the cell
+
+# A job in one of these is still to run, or runs, or is being put back: whatever else squeue says of it, it is not over
+COMING = frozenset(
+    {
+        *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"),
+        *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "STAGE_OUT"),
+    }
+)
+# Pending for ever unless somebody steps in
+_STUCK = ("launch failed requeued held", "JobHoldMaxRequeue", "DependencyNeverSatisfied")
+
+
+class SlurmError(TotoCompatError):
+    """Slurm does not answer, or refused."""
+
+    code = ExitCode.ENGINE
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """What the queue says of one job."""
+
+    state: str
+    node: str = ""
+    reason: str = ""
+
+    @property
+    def is_coming(self) -> bool:
+        return self.state in COMING and not any(stuck in self.reason for stuck in _STUCK)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Submits into a folder that the nodes see, and asks about what was submitted."""
+
+    folder: Path  # submitit's
+    settings: SlurmSettings
+
+    def submit(
+        self,
+        function: Any,
+        tasks: Sequence[Path],
+        demands: JobDemands,
+        *,
+        cpus: int,
+        memory_mb: int,
+        minutes: float,
+        at_a_time: int,
+        name: str,
+        after: str | None = None,
+    ) -> list[str]:
+        """Submit one array whose jobs each call `function` with one of the paths; their ids, in the same order."""
+        # here and not above: whoever runs cells on this machine does without it
+        try:
+            import submitit
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                "--executor slurm needs the package submitit", hint="pip install 'toto-compat[matrix,slurm]'"
+            ) from error
+        check_folder(self.folder)
+        try:
+            executor = submitit.SlurmExecutor(folder=self.folder, max_num_timeout=0)
+        except RuntimeError as error:
+            raise no_slurm() from error
+        asked = {
+            "partition": demands.partition,
+            "gres": demands.gres,
+            "constraint": demands.constraint,
+            "account": self.settings.account,
+            "qos": self.settings.qos,
+            "exclusive": self.settings.exclusive or None,
+            "setup": list(self.settings.setup) or None,
+            "dependency": f"afterany:{after}" if after else None,
+        }
+        limit = max(1, round(demands.minutes or minutes))
+        executor.update_parameters(
+            **{key: value for key, value in asked.items() if value is not None},
+            job_name=name,
+            time=limit,
+            cpus_per_task=cpus,
+            array_parallelism=at_a_time,
+            signal_delay_s=min(WARNING_SECONDS, limit * 20),
+            additional_parameters={"mem": f"{memory_mb + _EXTRA_MEMORY_MB}M", "requeue": True},
+            # since 22.05 a step does not take over the processors of its job
+            srun_args=[f"--cpus-per-task={cpus}"],
+        )
+        try:
+            jobs = executor.map_array(function, [str(task) for task in tasks])
+        except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
+            said = str(error).strip().splitlines()
+            raise SlurmError(
+                f"Slurm refused the jobs: {said[-1] if said else type(error).__name__}",
+                hint="see partition, account, gres and minutes under `slurm` in matrix.yaml; `sinfo -o '%P %G %l'`"
+                " lists what the cluster has",
+            ) from error
+        return [job.job_id for job in jobs]
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder whose name would be something else to Slurm or to a shell."""
+    if not _USABLE_FOLDER.fullmatch(str(folder)):
+        raise SlurmError(
+            f"{folder}: jobs cannot be kept there: its path has characters that Slurm or a shell reads",
+            hint="take a folder with letters, digits, spaces and _./+@=,:- only: --results FOLDER",
+        )
+
+
+def queue() -> dict[str, QueuedJob] | None:
+    """Ask for all of this user's jobs that Slurm still knows, ended ones included; None if it does not answer."""
+    done = _run(["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i|%T|%N|%r"])
+    if done is None or done.returncode != 0:
+        return None
+    jobs = {}
+    for line in done.stdout.splitlines():
+        job, state, node, reason = (line.strip().split("|", 3) + [""] * 3)[:4]
+        jobs[job] = QueuedJob(state, node, reason)
+    return jobs
+
+
+def cancel_jobs(jobs: Sequence[str]) -> bool:
+    """Cancel jobs, those that have ended included; False if Slurm did not take the order."""
+    for start in range(0, len(jobs), LARGEST_ARRAY):
+        done = _run(["scancel", *jobs[start : start + LARGEST_ARRAY]])
+        # that a job has ended by now is no failure, and scancel does not tell it apart by its exit code
+        if done is None or (done.returncode != 0 and "Invalid job id" not in done.stderr):
+            return False
+    return True
+
+
+def no_slurm() -> SlurmError:
+    return SlurmError(
+        "there is no Slurm here: srun is not found",
+        hint="run it on a machine that submits to the cluster; `--executor local` needs none",
+    )
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_SECONDS, check=False
+        )
+    except FileNotFoundError as error:
+        raise no_slurm() from error
+    except (OSError, subprocess.TimeoutExpired):
+        return None

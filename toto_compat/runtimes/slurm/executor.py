@@ -1,0 +1,170 @@
+"""The Slurm executor: submits cells as job arrays, then waits for their results and not for Slurm's word."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toto_compat.contract.request import Limits
+from toto_compat.errors import TotoCompatError
+from toto_compat.evidence.files import cache_folder, read_model, write_model
+from toto_compat.evidence.references import needs_references, references_key
+from toto_compat.matrix.slurm import JobDemands
+from toto_compat.runtimes.local import FinishedCell, OnFinished, ReadyCell
+from toto_compat.runtimes.progress import Progress
+from toto_compat.runtimes.references import SharedReferences
+from toto_compat.runtimes.seam import Runtime
+from toto_compat.runtimes.slurm.cluster import LARGEST_ARRAY, Cluster
+from toto_compat.runtimes.slurm.exchange import Exchange, Submission, Submitted, Task, exchange_of
+from toto_compat.runtimes.slurm.node import run_task
+from toto_compat.runtimes.slurm.remote import NodesRuntime
+from toto_compat.runtimes.slurm.watch import Watch
+
+NODE_FUNCTION = run_task  # what every job calls with the path of its task
+
+_TO_PREPARE_MINUTES = 60.0
+
+
+def run_cells(
+    cells: Sequence[ReadyCell],
+    runtime: Runtime,
+    *,
+    jobs: int,
+    gpus: Sequence[str],  # noqa: ARG001 - the nodes have them, and Slurm hands them out
+    scratch: Path,  # noqa: ARG001 - on the nodes
+    keep_log: Callable[[str, Path], None],
+    progress: Progress,
+    on_finished: OnFinished,
+    references: SharedReferences | None = None,
+    run_folder: Path,
+    detach: bool = False,
+) -> None:
+    """Submit all cells, `jobs` at a time, and hand over each as its result arrives; with `detach` only submit.
+
+    Ctrl-C cancels the jobs; what had arrived by then is still handed over."""
+    assert isinstance(runtime, NodesRuntime)
+    if not cells:
+        return
+    exchange = exchange_of(run_folder)
+    submitted = write_tasks(exchange, cells, runtime, jobs=jobs, references=references)
+    by_number = {task.number: cell for task, cell in zip(submitted.cells, cells, strict=True)}
+
+    def hand_over(task: Submission, done: FinishedCell) -> None:
+        on_finished(by_number[task.number], done)
+
+    watch = Watch(exchange, submitted, submit_again=submit, progress=progress, keep_log=keep_log, hand_over=hand_over)
+    try:
+        watch.submit_rest()
+        if detach:
+            return
+        watch.to_the_end()
+    except BaseException:
+        watch.cancel()
+        raise
+
+
+def write_tasks(
+    exchange: Exchange,
+    cells: Sequence[ReadyCell],
+    runtime: NodesRuntime,
+    *,
+    jobs: int,
+    references: SharedReferences | None,
+) -> Submitted:
+    """Write every task and the list of them, before anything is submitted.
+
+    Where several cells are held to the same references, a task of its own computes these and the cells come after it:
+    nobody holds a GPU to wait for them.
+    """
+    exchange.make_folders()
+    tasks: list[Submission] = []
+
+    def add(cell: ReadyCell, kind: str, after: int | None = None) -> int:
+        number = len(tasks)
+        written = Task.model_validate(
+            {
+                "kind": kind,
+                "request": cell.request,
+                "runtime": runtime.name,
+                "shared_cache": str(cache_folder()),
+                "node_cache": runtime.settings.node_cache,
+                "source": str(runtime.source.folder / "toto_compat"),
+                "fresh": references is not None and references.fresh,
+            }
+        )
+        write_model(exchange.task(number), written)
+        tasks.append(
+            Submission.model_validate(
+                {"number": number, "kind": kind, "cell": cell.request.cell, "key": cell.key, "after": after}
+            )
+        )
+        return number
+
+    sharing: defaultdict[str, list[ReadyCell]] = defaultdict(list)
+    if references is not None:
+        for cell in cells:
+            sharing[_references_of(cell, runtime)].append(cell)
+    first = {key: add(own[0], "references") for key, own in sharing.items() if key and len(own) > 1}
+    for cell in cells:
+        add(cell, "cell", first.get(_references_of(cell, runtime)) if first else None)
+    submitted = Submitted(settings=runtime.settings, at_a_time=jobs, tasks=tuple(tasks))
+    exchange.write_submitted(submitted)
+    return submitted
+
+
+def _references_of(cell: ReadyCell, runtime: NodesRuntime) -> str:
+    if not needs_references(cell.request):
+        return ""
+    try:
+        return references_key(cell.request, lock=cell.prepared.lock, source_hash=runtime.source.hash, machine="")
+    except TotoCompatError:
+        return ""  # a file of the workload is gone: the cell will say so
+
+
+@dataclass(frozen=True)
+class _Array:
+    """What the jobs of one array have in common."""
+
+    demands: JobDemands
+    limits: Limits
+    minutes: float
+
+
+def submit(exchange: Exchange, submitted: Submitted, tasks: Sequence[Submission]) -> Submitted:
+    """Submit these tasks, alike ones as one array; what was submitted is on disk before the next array is."""
+    cluster = Cluster(exchange.jobs, submitted.settings)
+    name = f"toto-compat-{exchange.folder.parent.name}"
+    arrays: defaultdict[tuple[str, int | None, str], list[Submission]] = defaultdict(list)
+    described: dict[tuple[str, int | None, str], _Array] = {}
+    # references first: the jobs of cells name those that they come after
+    for task in sorted(tasks, key=lambda one: one.kind != "references"):
+        request = read_model(exchange.task(task.number), Task).request
+        demands = submitted.settings.demands_of(request.cell.environment)
+        minutes = request.profile.timeout_minutes + _TO_PREPARE_MINUTES
+        array = _Array(demands, request.limits, minutes)
+        alike: tuple[str, int | None, str] = (task.kind, task.after, repr(array))
+        arrays[alike].append(task)
+        described[alike] = array
+    for alike, own in arrays.items():
+        array = described[alike]
+        for start in range(0, len(own), LARGEST_ARRAY):
+            chunk = own[start : start + LARGEST_ARRAY]
+            after = next((t.jobs[-1] for t in submitted.tasks if t.number == alike[1] and t.jobs), None)
+            ids = cluster.submit(
+                NODE_FUNCTION,
+                [exchange.task(task.number) for task in chunk],
+                array.demands,
+                cpus=array.limits.cpus,
+                memory_mb=_megabytes(array.limits.memory),
+                minutes=array.minutes,
+                at_a_time=submitted.at_a_time,
+                name=name,
+                after=after,
+            )
+            submitted = submitted.with_jobs({task.number: job for task, job in zip(chunk, ids, strict=True)})
+            exchange.write_submitted(submitted)
+    return submitted
+
+
+def _megabytes(amount: str) -> int:
+    return int(amount[:-1]) * (1024 if amount.endswith("g") else 1)

@@ -1,0 +1,193 @@
+"""A job on its node: its environment prepared once, its cell run as the local executor would, its result left."""
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from toto_compat.contract.request import CellRequest, Device
+from toto_compat.contract.result import CellResult, Failure, Provenance
+from toto_compat.environments.build_lock import build_lock
+from toto_compat.errors import EngineError, EnvironmentBuildError, TotoCompatError
+from toto_compat.evidence.files import cache_folder, read_model, write_model
+from toto_compat.evidence.references import ReferenceStore
+from toto_compat.runtimes.local import FinishedCell, ReadyCell, references_of, run_cells
+from toto_compat.runtimes.nvidia_smi import find_gpus
+from toto_compat.runtimes.open import open_runtime
+from toto_compat.runtimes.references import SharedReferences
+from toto_compat.runtimes.seam import Runtime
+from toto_compat.runtimes.slurm.exchange import Exchange, NodeResult, Task
+from toto_compat.runtimes.source import CellSource
+
+OpenRuntime = Callable[[Task], Runtime]
+
+
+class OutOfTimeError(Exception):
+    """Slurm has said that the job's time is nearly over."""
+
+
+def open_for_task(task: Task) -> Runtime:
+    """Open what the task runs in, with the source that was there when it was submitted."""
+    request = task.request
+    source = CellSource(Path(task.source))
+    return open_runtime(task.runtime, limits=request.limits, device=request.device, source=source)
+
+
+def run_task(path: str, open_with: OpenRuntime = open_for_task) -> None:
+    """Do the task at `path` and leave what came of it beside it; a job that is told to go leaves nothing."""
+    file = Path(path)
+    number, exchange = int(file.stem), Exchange(file.parent.parent)
+    task = read_model(file, Task)
+    os.environ["TOTO_COMPAT_CACHE"] = task.node_cache or task.shared_cache
+    began = time.monotonic()
+    with _told_by_slurm(), NodeProgress(exchange.progress(number)) as progress:
+        try:
+            done = _run(task, open_with(task), number, exchange, progress)
+        except OutOfTimeError:
+            message = "the job's time ran out before the cell had ended: raise slurm.minutes in matrix.yaml"
+            done = _failed(task, Failure(kind="timeout", message=message), began)
+        except (EnvironmentBuildError, EngineError) as error:
+            done = _failed(task, Failure(kind="environment", message=f"{_node()}: {error}"), began)
+        except TotoCompatError as error:
+            done = _failed(task, Failure(kind="crash", message=f"{_node()}: {error}"), began)
+    write_model(exchange.result(number), done)
+
+
+def _run(task: Task, runtime: Runtime, number: int, exchange: Exchange, progress: "NodeProgress") -> NodeResult:
+    name, environment = task.request.cell.environment, task.request.environment
+    with build_lock(node_lock(name), name, progress.note):
+        prepared = runtime.prepare(name, environment, progress.note)
+    # timings make way for each other on one node, not on the whole cluster
+    request = task.request.model_copy(update={"quiet_lock": str(_on_this_node("quiet.lock"))})
+    cell = ReadyCell(request, prepared)
+    store = ReferenceStore(Path(task.shared_cache) / "references" / runtime.source.name)
+    references = SharedReferences(store, runtime.source.hash, fresh=task.fresh and task.kind == "references")
+    gpus = [gpu.uuid for gpu in find_gpus()][:1] if request.device is Device.CUDA else []
+    scratch = cache_folder() / "s"
+    if task.kind == "references":
+        gpu = gpus[0] if gpus else None
+        references_of(cell, references, runtime, scratch=scratch, progress=progress, gpu=gpu)
+        return _node_result(_nothing(request, runtime), 0.0)
+    finished: list[FinishedCell] = []
+    run_cells(
+        [cell],
+        runtime,
+        jobs=1,
+        gpus=gpus,
+        scratch=scratch,
+        keep_log=lambda _, log: _leave_log(log, exchange.log(number)),
+        progress=progress,
+        on_finished=lambda _, done: finished.append(done),
+        references=references,
+    )
+    return _node_result(finished[0].result, finished[0].seconds)
+
+
+def _leave_log(log: Path, where: Path) -> None:
+    try:
+        shutil.copyfile(log, where)
+    except OSError:
+        return  # a full shared folder: the result will not get there either, and says so
+
+
+def node_lock(environment_name: str) -> Path:
+    """Name the lock that the jobs of one node share: the first prepares the environment, the others find it ready."""
+    return _on_this_node(f"{environment_name}.lock")
+
+
+def _on_this_node(name: str) -> Path:
+    # not in the cache folder, which nodes may share
+    return Path(tempfile.gettempdir()) / f"toto-compat-node-{os.getuid()}-{name}"
+
+
+def _node() -> str:
+    return os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename
+
+
+def _job() -> str:
+    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID", "")
+
+
+def _node_result(result: CellResult, seconds: float) -> NodeResult:
+    return NodeResult(result=result, seconds=round(seconds, 3), node=_node(), job=_job())
+
+
+def _nothing(request: CellRequest, runtime: Runtime) -> CellResult:
+    return CellResult(cell=request.cell, request=request, provenance=Provenance(runtime=runtime.name))
+
+
+def _failed(task: Task, failure: Failure, began: float) -> NodeResult:
+    provenance = Provenance(runtime=task.runtime, host=os.uname().nodename)
+    result = CellResult(cell=task.request.cell, request=task.request, provenance=provenance, failure=failure)
+    return _node_result(result, time.monotonic() - began)
+
+
+@contextmanager
+def _told_by_slurm() -> Iterator[None]:
+    """SIGUSR2 is Slurm's warning that the time is nearly over, SIGTERM its order to go: for scancel or preemption.
+
+    Both end the cell, since what runs it ends its children whatever it is left by. They replace submitit's handlers,
+    which would put the job back by themselves.
+    """
+
+    def out_of_time(_number: int, _frame: FrameType | None) -> None:
+        raise OutOfTimeError
+
+    def told_to_go(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    earlier = {
+        signal.SIGUSR2: signal.signal(signal.SIGUSR2, out_of_time),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, told_to_go),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+class NodeProgress:
+    """Writes what happens into a file that the submitting side reads on; what cannot be written is not missed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        self._write("job", f"{_job()} {_node()}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    def note(self, text: str) -> None:
+        self._write("note", text)
+
+    def started(self, cell: str) -> None:
+        self._write("started", cell)
+
+    def line(self, cell: str, line: str) -> None:  # noqa: ARG002 - there is one cell
+        if line.startswith("::"):
+            self._write("line", line)
+
+    def finished(self, cell: str, failure: Failure | None, seconds: float) -> None:  # noqa: ARG002
+        return None
+
+    def heartbeat(self) -> None:
+        return None
+
+    def _write(self, what: str, text: str) -> None:
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{what} {' '.join(text.splitlines())}\n")
+        except OSError:
+            return

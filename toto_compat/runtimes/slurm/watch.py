@@ -1,0 +1,248 @@
+"""Waits for what was submitted: a result on the shared folder ends a cell; the queue only says if one can come."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from toto_compat.contract.result import CellResult, Failure, Provenance
+from toto_compat.errors import StorageError
+from toto_compat.evidence.files import read_model
+from toto_compat.runtimes.cell_process import LAST_LINES, LONGEST_LINE
+from toto_compat.runtimes.local import FinishedCell
+from toto_compat.runtimes.progress import Progress
+from toto_compat.runtimes.slurm.cluster import QueuedJob, SlurmError, cancel_jobs, queue
+from toto_compat.runtimes.slurm.exchange import Exchange, NodeResult, Submission, Submitted, Task
+
+_LOOK_SECONDS = 0.5  # between two listings of the results
+_LOG_END = 20_000  # bytes of a job's output that are looked at
+
+Submit = Callable[[Exchange, Submitted, Sequence[Submission]], Submitted]
+HandOver = Callable[[Submission, FinishedCell], None]
+
+
+@dataclass
+class _Open:
+    """A cell whose result has not arrived."""
+
+    gone_since: float | None = None  # when its job was first seen to have ended
+    read: int = 0  # bytes of its progress
+    job: str = ""  # that its progress told of last
+
+
+@dataclass
+class Watch:
+    """Goes on with a run from what is on disk: in the process that submitted it, or in a later one."""
+
+    exchange: Exchange
+    submitted: Submitted
+    progress: Progress
+    keep_log: Callable[[str, Path], None]
+    hand_over: HandOver
+    submit_again: Submit
+    clock: Callable[[], float] = time.monotonic
+    _open: dict[int, _Open] = field(default_factory=dict)
+    _asked: float | None = None  # when the queue was last asked
+    _silent: bool = False  # it gave no answer then
+
+    def __post_init__(self) -> None:
+        self._open = {task.number: _Open() for task in self.submitted.cells}
+
+    def submit_rest(self) -> None:
+        """Submit every task that has no job yet, and that nobody has done."""
+        arrived = self.exchange.arrived()
+        rest = [task for task in self.submitted.tasks if not task.jobs and task.number not in arrived]
+        if not rest:
+            return
+        before = {task.number for task in rest}
+        self.submitted = self.submit_again(self.exchange, self.submitted, rest)
+        arrays = {task.jobs[-1].partition("_")[0] for task in self.submitted.tasks if task.number in before}
+        self.progress.note(f"submitted {len(rest)} jobs to Slurm: {', '.join(sorted(arrays, key=int))}")
+
+    def to_the_end(self) -> None:
+        """Wait until every cell has ended one way or the other."""
+        while self._open:
+            self.look()
+            self.progress.heartbeat()
+            if self._open:
+                time.sleep(min(_LOOK_SECONDS, self.submitted.settings.poll_seconds))
+
+    def look(self, *, retry: bool = True) -> None:
+        """Hand over what has arrived; now and then ask the queue which jobs can still bring something."""
+        self._collect()
+        now, pause = self.clock(), self.submitted.settings.poll_seconds
+        if not self._open or (self._asked is not None and now - self._asked < pause):
+            return
+        self._asked = now
+        jobs = queue()
+        self._say_if_silent(jobs is None)
+        if jobs is None:
+            return  # nobody knows what has become of the jobs: results are still collected
+        over = list(self._over(jobs, now))
+        # a result may have come between the listing and the answer
+        self._collect()
+        died = [(task, queued) for task, queued in over if task.number in self._open]
+        if retry and died:
+            self._bury_or_retry(died)
+
+    def cancel(self) -> bool:
+        """Cancel every job that has left no result; cells that have one by now are still handed over."""
+        arrived = self.exchange.arrived()
+        jobs = [task.jobs[-1] for task in self.submitted.tasks if task.jobs and task.number not in arrived]
+        try:
+            taken = cancel_jobs(jobs)
+        except SlurmError:
+            taken = False
+        self.submitted = self.submitted.model_copy(update={"cancelled": True})
+        self.exchange.write_submitted(self.submitted)
+        self._collect(only_good=True)
+        run = self.exchange.folder.parent.name
+        said = f"cancelled {len(jobs)} jobs" if taken else f"Slurm did not take it: `toto-compat cancel {run}`"
+        self.progress.note(said)
+        return taken
+
+    @property
+    def waiting_for(self) -> tuple[Submission, ...]:
+        return tuple(task for task in self.submitted.cells if task.number in self._open)
+
+    def _collect(self, *, only_good: bool = False) -> None:
+        arrived = self.exchange.arrived()
+        for task in [task for task in self.waiting_for if task.number in arrived]:
+            done = self._read(task)
+            if done is None or (only_good and done.result.failure is not None):
+                continue
+            self._tell(task)
+            log = self.exchange.log(task.number)
+            if log.exists():
+                self.keep_log(task.cell, log)
+            self._finish(task, done.result, done.seconds)
+
+    def _read(self, task: Submission) -> NodeResult | None:
+        """Read a result; a damaged one is put aside, and its cell is as if it had left none."""
+        path = self.exchange.result(task.number)
+        try:
+            done = read_model(path, NodeResult)
+            if done.result.cell == task.cell:
+                return done
+            why = f"it is of {done.result.cell}"
+        except StorageError as error:
+            why = error.message
+        self.progress.note(f"{task.cell}: its result cannot be used and is put aside: {why}")
+        path.replace(path.with_suffix(".unusable"))
+        return None
+
+    def _finish(self, task: Submission, result: CellResult, seconds: float) -> None:
+        self.hand_over(task, FinishedCell(result, seconds))
+        # only now: an interrupt before this hands it over once more, after it the cell is kept and told as finished
+        del self._open[task.number]
+        self.progress.finished(task.cell, result.failure, seconds)
+
+    def _over(self, jobs: dict[str, QueuedJob], now: float) -> Iterator[tuple[Submission, QueuedJob | None]]:
+        """Find the cells whose job has ended long enough ago for a result to have shown."""
+        for task in self.waiting_for:
+            state = self._open[task.number]
+            queued = jobs.get(task.jobs[-1]) if task.jobs else None
+            if queued is not None and queued.is_coming:
+                state.gone_since = None
+                if queued.state in ("RUNNING", "COMPLETING"):
+                    self._tell(task)
+                continue
+            state.gone_since = now if state.gone_since is None else state.gone_since
+            if now - state.gone_since >= self.submitted.settings.result_grace_seconds:
+                yield task, queued
+
+    def _bury_or_retry(self, died: Sequence[tuple[Submission, QueuedJob | None]]) -> None:
+        again = []
+        for task, queued in died:
+            failure = self._final_failure(task, queued)
+            if failure is None:
+                again.append(task)
+                continue
+            self._tell(task)
+            request = read_model(self.exchange.task(task.number), Task).request
+            result = CellResult(cell=task.cell, request=request, provenance=Provenance(), failure=failure)
+            self._finish(task, result, 0.0)
+        if not again:
+            return
+        tries = self.submitted.settings.retries + 1
+        try:
+            cancel_jobs([task.jobs[-1] for task, queued in died if task in again and queued is not None and task.jobs])
+            self.submitted = self.submit_again(self.exchange, self.submitted, again)
+        except SlurmError as error:
+            self.progress.note(f"{len(again)} jobs left no result and cannot be submitted now: {error.message}")
+            return
+        for task in again:
+            self._open[task.number].gone_since = None
+            lost = f"job {task.jobs[-1]} left no result" if task.jobs else "it had no job"
+            self.progress.note(f"{task.cell}: {lost}, submitted again (try {len(task.jobs) + 1} of {tries})")
+
+    def _final_failure(self, task: Submission, queued: QueuedJob | None) -> Failure | None:
+        """Say what is wrong with a cell whose job is over without a result; None if it is tried again."""
+        state = queued.state if queued is not None else "no longer known to Slurm"
+        job = task.jobs[-1] if task.jobs else "none"
+        lines = self._last_lines(task)
+        if state.startswith("CANCELLED"):
+            message = f"its job {job} was cancelled; the same command again runs it"
+            return Failure(kind="interrupted", message=message, last_lines=lines)
+        if state in ("TIMEOUT", "DEADLINE"):
+            message = f"its job {job} was ended by Slurm at its time limit: raise slurm.minutes in matrix.yaml"
+            return Failure(kind="timeout", message=message, last_lines=lines)
+        if len(task.jobs) <= self.submitted.settings.retries:
+            return None
+        kind: Literal["out_of_memory", "crash"] = "out_of_memory" if state == "OUT_OF_MEMORY" else "crash"
+        times = "once" if len(task.jobs) == 1 else f"{len(task.jobs)} times"
+        message = f"its job left no result {times} ({', '.join(task.jobs)}); the last one: {state}"
+        return Failure(kind=kind, message=message, last_lines=lines)
+
+    def _last_lines(self, task: Submission) -> tuple[str, ...]:
+        """Take the end of the cell's log where it left one, else of what its last job printed."""
+        job = task.jobs[-1] if task.jobs else ""
+        names = [f"{job}_0_log.out", f"{job}_0_log.err"]
+        printed = [line for name in names for line in _end_of(self.exchange.jobs / name)]
+        lines = list(_end_of(self.exchange.log(task.number))) or printed
+        return tuple(line[:LONGEST_LINE] for line in lines[-LAST_LINES:])
+
+    def _tell(self, task: Submission) -> None:
+        """Pass on what a node has said of its cell since the last time."""
+        state = self._open[task.number]
+        try:
+            with self.exchange.progress(task.number).open("rb") as file:
+                file.seek(state.read)
+                said = file.read()
+        except OSError:
+            return
+        whole = said[: said.rfind(b"\n") + 1]
+        state.read += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            what, _, text = line.partition(" ")
+            if what == "job":
+                self._tell_job(task, state, text)
+            elif what == "line":
+                self.progress.line(task.cell, text)
+            elif what == "note":
+                self.progress.note(text)
+
+    def _tell_job(self, task: Submission, state: _Open, text: str) -> None:
+        job, _, node = text.partition(" ")
+        if state.job:
+            self.progress.note(f"{task.cell}: begins again as job {job} on {node}")
+        else:
+            self.progress.started(task.cell)
+        state.job = job
+
+    def _say_if_silent(self, silent: bool) -> None:
+        if silent != self._silent:
+            self._silent = silent
+            said = "does not answer: jobs are not asked after, results are still collected" if silent else "answers"
+            self.progress.note(f"Slurm {said}")
+
+
+def _end_of(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_END))
+            return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return []
