@@ -121,6 +121,6 @@ def lock(session: nox.Session) -> None:
 
 @nox.session
 def repro(session: nox.Session) -> None:
-    """Run a production incident again: `-- incidents/2025-10-30-recompile-limit.yaml`."""
+    """Run a production incident again: `-- incidents/2025-10-30-recompile-limit.yaml [--explain]`."""
     install(session)
     session.run("toto-compat", "repro", *session.posargs, interrupt_timeout=60, terminate_timeout=20)

@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "lint-env": ("toto_compat.production.lint_env:lint_env_command", "Find variables that do not do what they say."),
     "compare": ("toto_compat.production.compare:compare_command", "Eager against compiled on your own series."),
     "releases": ("toto_compat.matrix.releases:releases_command", "Torch releases that matrix.yaml does not have yet."),
-    "schema": ("toto_compat.matrix.load:schema_command", "Print the JSON Schema of matrix.yaml."),
+    "schema": ("toto_compat.repro.schema:schema_command", "Print the JSON Schema of matrix.yaml, or of an incident."),
     "doctor": ("toto_compat.runtimes.doctor:doctor_command", "What this machine can run, and how to get the rest."),
     "images": ("toto_compat.environments.images_command:images_command", "Container images: list, build, prune."),
     "fetch": (
@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "toto_compat.repro.command:repro_command",
         "Run a production incident again: reproduced, or what differed.",
     ),
+    "claims": ("toto_compat.repro.claims:claims_command", "Hold the user's documents against stored evidence."),
     "bench": ("toto_compat.bench.command:bench_command", "Measure fixed_size against the other caches."),
     "false-alarms": (
         "toto_compat.false_alarms:false_alarms_command",

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from toto_compat.contract.request import Device
 from toto_compat.errors import ExitCode, MatrixFileError
 from toto_compat.matrix.gates import Gate
-from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_hash, schema_command
+from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_hash
+from toto_compat.repro.schema import schema_command
 
 PROJECT = Path(__file__).parents[2]
 SHIPPED = PROJECT / "matrix.yaml"

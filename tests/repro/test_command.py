@@ -7,12 +7,14 @@ from click.testing import CliRunner
 
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.request import CsvSeries, Device
-from toto_compat.contract.result import CellResult, Failure, Outcome, Provenance, SuiteEvidence
+from toto_compat.contract.result import CellResult, Failure, Figure, Outcome, Provenance, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import EnvironmentBuildError, ExitCode, InputError, SelectionError
 from toto_compat.matrix.load import load_matrix
 from toto_compat.repro.command import Reproduction, as_data, as_text, exit_code, incident_request, repro_command
-from toto_compat.repro.incident import load_incident, match_incident
+from toto_compat.repro.incident import Incident, load_incident
+from toto_compat.repro.outcome import look_at
+from toto_compat.repro.reproduce import limits_of
 
 ROOT = Path(__file__).parent.parent.parent
 INCIDENT = ROOT / "incidents" / "2025-10-30-recompile-limit.yaml"
@@ -29,17 +31,26 @@ LIMIT_HIT = Event(
 
 
 def reproduction(
-    *events: Event, cache: str | None = None, outcome: Outcome = Outcome.MEASURED, failure: Failure | None = None
+    *events: Event,
+    cache: str | None = None,
+    outcome: Outcome = Outcome.MEASURED,
+    failure: Failure | None = None,
+    suite_failure: Failure | None = None,
+    incident: Incident | None = None,
+    figures: dict[str, Figure] | None = None,
 ) -> Reproduction:
-    incident = load_incident(INCIDENT)
+    incident = incident or load_incident(INCIDENT)
     matrix = load_matrix(ROOT / "matrix.yaml")
     request = incident_request(
         incident, ROOT, matrix, ROOT / "matrix.yaml", cache=cache, environment="torch-2.13.0-cpu"
     )
-    evidence = {Suite.RECOMPILE: SuiteEvidence(suite=Suite.RECOMPILE, outcome=outcome, events=events)}
+    measured = SuiteEvidence(
+        suite=Suite.RECOMPILE, outcome=outcome, events=events, failure=suite_failure, figures=figures or {}
+    )
     provenance = Provenance(torch="2.13.0+cpu", runtime="docker", image="sha256:" + "1" * 64, lock="2" * 64)
+    evidence = {Suite.RECOMPILE: measured}
     result = CellResult(cell=request.cell, request=request, provenance=provenance, evidence=evidence, failure=failure)
-    return Reproduction(incident, result, events, tuple(match_incident(incident, events, "2.13.0")))
+    return look_at(incident, result, limits_of(matrix))
 
 
 def test_the_incident_asks_for_productions_environment_cache_and_settings() -> None:
@@ -94,19 +105,16 @@ def test_another_function_is_not_reproduced_and_says_so() -> None:
 
 def test_another_cache_without_the_events_is_told_as_gone() -> None:
     gone = reproduction(cache="fixed_size")
-    assert as_text(gone).splitlines()[-1].startswith("GONE with fixed_size")
+    assert as_text(gone).splitlines()[-1].startswith("NOT REPRODUCED: gone with fixed_size")
     assert exit_code(gone) is ExitCode.NOT_REPRODUCED
 
 
 def test_an_incident_whose_events_do_not_apply_here_is_neither_reproduced_nor_gone() -> None:
-    whole = reproduction(LIMIT_HIT, cache="fixed_size")
-    elsewhere = tuple(expected for expected in whole.incident.expect if expected.torch == "2.9.0")
-    incident = whole.incident.model_copy(update={"expect": elsewhere})
-    unasked = Reproduction(
-        incident, whole.result, (LIMIT_HIT,), tuple(match_incident(incident, (LIMIT_HIT,), "2.13.0"))
-    )
+    whole = load_incident(INCIDENT)
+    elsewhere = tuple(expected for expected in whole.expect if expected.torch == "2.9.0")
+    unasked = reproduction(LIMIT_HIT, cache="fixed_size", incident=whole.model_copy(update={"expect": elsewhere}))
     told = as_text(unasked).splitlines()
-    assert told[-1] == "NOT REPRODUCED: none of the expected events applies to torch 2.13.0+cpu"
+    assert told[-1].endswith("nothing was looked for, nothing that is expected applies to torch 2.13.0+cpu")
     assert any("does not apply" in line and "on torch 2.9.0 only" in line for line in told)
     assert exit_code(unasked) is ExitCode.NOT_REPRODUCED
     assert as_data(unasked)["reproduced"] is False
@@ -122,7 +130,7 @@ def test_events_of_another_release_are_told_and_do_not_stand_in_the_way() -> Non
 def test_a_crash_is_neither_reproduced_nor_gone() -> None:
     crash = reproduction(cache="fixed_size", failure=Failure(kind="crash", message="died", last_lines=("the last",)))
     assert "NOT RUN: crash: died" in as_text(crash)
-    assert "GONE" not in as_text(crash)
+    assert "gone" not in as_text(crash)
     assert exit_code(crash) is ExitCode.CELL_NOT_RUN
 
 
@@ -130,6 +138,26 @@ def test_missing_evidence_is_not_taken_for_gone() -> None:
     nothing = reproduction(cache="fixed_size", outcome=Outcome.ERROR)
     assert exit_code(nothing) is ExitCode.CELL_NOT_RUN
     assert as_data(nothing)["reproduced"] is False
+
+
+def test_a_forecast_that_raised_before_its_events_is_not_taken_for_gone() -> None:
+    raised = Failure(kind="exception", message="IndexError: index 3 is out of bounds")
+    broken = reproduction(cache="fixed_size", outcome=Outcome.MODEL_FAILED, suite_failure=raised)
+    assert not broken.ended
+    assert "gone" not in as_text(broken)
+    assert "the compiled forecast raised: IndexError" in as_text(broken)
+
+
+def test_a_cell_that_compiled_nothing_is_not_taken_for_gone() -> None:
+    eager = reproduction(cache="fixed_size", figures={"compilations": Figure(value=0)})
+    compiled = reproduction(cache="fixed_size", figures={"compilations": Figure(value=6)})
+    assert (eager.ended, compiled.ended) == (False, True)
+
+
+def test_a_limit_hit_elsewhere_is_not_taken_for_gone() -> None:
+    moved = reproduction(LIMIT_HIT.model_copy(update={"function": "forward"}), cache="upstream")
+    assert not moved.ended
+    assert as_text(moved).endswith("NOT REPRODUCED")
 
 
 def test_an_unknown_cache_is_refused_with_the_nearest_name() -> None:
@@ -148,7 +176,7 @@ def test_a_timeout_that_is_no_time_is_a_usage_error(minutes: str) -> None:
 
 def test_cuda_without_a_gpu_is_refused_before_anything_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toto_compat.runtimes.device.find_gpus", tuple)
-    monkeypatch.setattr("toto_compat.repro.command.reproduce", lambda *_: pytest.fail("it was run"))
+    monkeypatch.setattr("toto_compat.repro.command.reproduce", lambda *_, **__: pytest.fail("it was run"))
     arguments = [str(INCIDENT), "--device", "cuda", "--matrix", str(ROOT / "matrix.yaml")]
     run = CliRunner().invoke(repro_command, arguments)
     assert isinstance(run.exception, EnvironmentBuildError)

@@ -1,20 +1,27 @@
 """An incident is matched by the fields it names, and a near miss says in what it differs."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.errors import InputError
+from toto_compat.matrix.load import load_matrix
 from toto_compat.repro.incident import (
     ExpectedEvent,
     Incident,
+    check_names,
     describe_match,
+    is_like,
     load_incident,
     match_event,
     match_incident,
 )
+from toto_compat.repro.schema import schema_command
 
 INCIDENT = Path(__file__).parent.parent.parent / "incidents" / "2025-10-30-recompile-limit.yaml"
 PRODUCTION = Event(
@@ -139,3 +146,101 @@ def test_a_missing_file_a_folder_and_a_binary_are_input_errors_with_a_hint(tmp_p
 def test_every_shipped_incident_is_valid() -> None:
     for path in INCIDENT.parent.glob("*.yaml"):
         assert isinstance(load_incident(path), Incident)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "expect:\n",
+            "gates:\n- gate: latency_stabilty\nexpect:\n",
+            "gates[0].gate: found 'latency_stabilty'; accepted ",
+        ),
+        ("expect:\n", "gates:\n- gate: latency_stabilty\nexpect:\n", "did you mean latency_stability?"),
+        ("expect:\n", "gates:\n- gate: symbol_speedup\nexpect:\n", "about series named with --data; accepted "),
+        (
+            "expect:\n",
+            "gates:\n- gate: mae_delta\nexpect:\n",
+            "gates[0].limit: found nothing; accepted a limit, such as",
+        ),
+        ("expect:\n", "gates:\n- {gate: speedup, figure: {min: 2, max: 1}}\nexpect:\n", "min must not be above max"),
+        ("expect:\n", "gates:\n- {gate: speedup, predicted_by: [cudagraph]}\nexpect:\n", "what CUDA graphs do"),
+        ("expect:\n", "gates:\n- {gate: speedup, needs: gpu}\nexpect:\n", "gates[0].needs: found 'gpu'; accepted cuda"),
+        ("    limit: 8\n", "    limit: 8\n    at_least: 3\n    at_most: 2\n", "expect[0].at_most: found 2 (a number)"),
+        ("    limit: 8\n", "    limit: 8\n    at_least: 0\n", "found 0 without at_most"),
+        ("settings: {}\n", "settings: {}\nsuites: [recompil]\n", "did you mean recompile?"),
+        ("settings: {}\n", "settings: {}\nlog: none.log\n", "log: found no file 'none.log'"),
+        ("mode: reduce-overhead\n", "mode: reduce_overhead\n", "did you mean reduce-overhead?"),
+    ],
+)
+def test_what_cannot_be_expected_is_told_with_line_key_and_nearest_name(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    path = tmp_path / "incident.yaml"
+    path.write_text(INCIDENT.read_text().replace(old, new))
+    with pytest.raises(InputError, match=re.escape(said)) as caught:
+        load_incident(path)
+    assert re.search(re.escape(str(path)) + r":\d+: ", caught.value.message)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "environment: torch-2.9.0-cu128\n",
+            "environment: torch-2.9.0-cu126\n",
+            "environment: found 'torch-2.9.0-cu126', which matrix.yaml has not; accepted torch-2.13.0-cpu, ",
+        ),
+        ("cache: list_index\n", "cache: list_idx\n", "did you mean list_index?"),
+        ("cache: list_index\n", "cache: sabotaged:stale_value\n", "did you mean sabotaged:stale_values?"),
+    ],
+)
+def test_a_name_that_the_matrix_does_not_have_is_told_with_its_line(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    path = tmp_path / "incident.yaml"
+    text = INCIDENT.read_text().replace(old, new)
+    path.write_text(text)
+    line = text.splitlines().index(new.rstrip()) + 1
+    with pytest.raises(InputError, match=re.escape(said)) as caught:
+        check_names(path, load_matrix(INCIDENT.parent.parent / "matrix.yaml"))
+    assert f"{path}:{line}: " in caught.value.message
+
+
+def test_an_incident_that_was_written_from_data_is_read_back_the_same(tmp_path: Path) -> None:
+    for shipped in sorted(INCIDENT.parent.glob("*.yaml")):
+        incident = load_incident(shipped)
+        path = tmp_path / shipped.name
+        path.write_text(yaml.safe_dump(incident.model_dump(mode="json", by_alias=True)))
+        assert load_incident(path) == incident
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "fits"),
+    [
+        ("mutated inputs (*", "mutated inputs (8 instances)", True),
+        ("mutated inputs (*", "no mutated inputs (8 instances)", False),
+        ("*_current_idx[*] == 0", "6/7: kv_cache._current_idx[7] == 0", True),
+        ("*_current_idx[*] == 0", "6/7: kv_cache._current_idx[7] == 1", False),
+        ("a.c", "abc", False),
+        ("ab*ba", "aba", False),
+        ("*a*b*", "xbxa", False),
+        ("*", "", True),
+        ("", "x", False),
+    ],
+)
+def test_a_star_stands_for_anything_and_nothing_else_is_special(pattern: str, text: str, fits: bool) -> None:
+    assert is_like(pattern, text) is fits
+
+
+def test_a_pattern_made_to_be_slow_is_not() -> None:
+    assert not is_like("*a" * 2000 + "*c", "a" * 20_000)
+
+
+def test_every_shipped_incident_carries_the_editor_hint_and_the_schema_is_what_the_command_prints() -> None:
+    for path in INCIDENT.parent.glob("*.yaml"):
+        assert path.read_text().splitlines()[0] == "# yaml-language-server: $schema=./incident.schema.json"
+    printed = CliRunner().invoke(schema_command, ["--incident"])
+    again = "write it anew: toto-compat schema --incident > incidents/incident.schema.json"
+    assert (INCIDENT.parent / "incident.schema.json").read_text() == printed.output, again
+    assert {"pins", "gates", "variables", "suites"} <= set(json.loads(printed.output)["properties"])

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,7 +29,7 @@ from toto_compat.environments.pythons import find_python
 from toto_compat.environments.registry import NoRegistryError, ask_registry
 from toto_compat.environments.requirements import FORK, requirements_of
 from toto_compat.errors import EnvironmentBuildError, SelectionError
-from toto_compat.evidence.files import write_atomically
+from toto_compat.evidence.files import cache_folder, write_atomically
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 
@@ -89,6 +89,20 @@ class Lock:
 
 def lock_path(environment_name: str, folder: Path | None = None) -> Path:
     return (folder or DOCKER_FOLDER) / "locks" / f"{environment_name}.txt"
+
+
+def own_lock_path(environment_name: str) -> Path:
+    """Name the lock of an environment that is not the project's but one user's: it lies in that user's cache folder."""
+    return cache_folder() / "locks" / f"{environment_name}.txt"
+
+
+def lock_on_the_spot(environment_name: str, environment: Environment, say: Callable[[str], None]) -> None:
+    """Lock an environment that matrix.yaml does not have, if that was not done before."""
+    try:
+        read_lock(environment_name, environment)
+    except EnvironmentBuildError:
+        say(f"{environment_name}: locking it, which asks your package index for every package")
+        write_atomically(own_lock_path(environment_name), format_lock(make_lock(environment_name, environment)))
 
 
 def asked_of(environment: Environment) -> tuple[str, ...]:
@@ -154,6 +168,8 @@ def parse_lock(text: str, path: Path) -> Lock:
 def read_lock(environment_name: str, environment: Environment, folder: Path | None = None) -> Lock:
     """Read the lock of an environment as matrix.yaml has it now; a missing or stale one is an error that says so."""
     path = lock_path(environment_name, folder)
+    if folder is None and not path.exists() and own_lock_path(environment_name).exists():
+        path = own_lock_path(environment_name)
     again = f"`nox -s lock -- {environment_name}` writes it (it needs Python {environment.python} on this machine)"
     try:
         lock = parse_lock(path.read_text(encoding="utf-8"), path)

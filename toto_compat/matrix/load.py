@@ -117,13 +117,6 @@ def gates_markdown() -> str:
     return "\n".join([*head, *rows]) + "\n"
 
 
-@click.command("schema")
-@click.option("--gates", is_flag=True, help="Print what every gate means instead, as Markdown.")
-def schema_command(gates: bool) -> None:
-    """Print the JSON Schema of matrix.yaml, for editors and other tools."""
-    click.echo(gates_markdown() if gates else json_schema_text(), nl=False)
-
-
 # --- schema mistakes, in words ---
 
 _ACCEPTED_BY_ERROR = {

@@ -1,45 +1,42 @@
-"""`toto-compat repro INCIDENT.yaml`: production's environment, cache and settings again. Are the events the same?"""
+"""`toto-compat repro INCIDENT.yaml`: production's environment, cache and settings again. Is it the same again?"""
 
 import json
 import math
-import shutil
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from toto_compat.contract.cell_name import CellName
-from toto_compat.contract.events import Event, EventKind
-from toto_compat.contract.request import CellProfile, CellRequest, Device
-from toto_compat.contract.result import CellResult, Outcome
-from toto_compat.contract.suites import Suite
-from toto_compat.errors import ExitCode, SelectionError
-from toto_compat.evidence.files import cache_folder
-from toto_compat.matrix.checkpoint import resolve_checkpoint
-from toto_compat.matrix.document import nearest_name
+from toto_compat.contract.events import EventKind
+from toto_compat.contract.request import CellRequest
+from toto_compat.errors import ExitCode
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
-from toto_compat.matrix.request import cell_request
 from toto_compat.matrix.schema import Matrix
-from toto_compat.matrix.selection import check_series
-from toto_compat.repro.incident import (
-    ExpectedEvent,
-    Incident,
-    Match,
-    describe_left_out,
-    describe_match,
-    load_incident,
-    match_incident,
-)
+from toto_compat.repro.explain import AXES, Explanation, axes_of, explain, explanation_as_data, explanation_as_text
+from toto_compat.repro.incident import Incident, check_names, load_incident, wanted
+from toto_compat.repro.outcome import Reproduction, Verdict, describe_parts
+from toto_compat.repro.pins import is_pinned
+from toto_compat.repro.pins_index import check_pins_exist
+from toto_compat.repro.reproduce import PROFILE_NAME, incident_request, reproduce
 from toto_compat.runtimes.device import choose_device
-from toto_compat.runtimes.local import ReadyCell, run_cells
-from toto_compat.runtimes.nvidia_smi import find_gpus
 from toto_compat.runtimes.open import RuntimeName, open_runtime
-from toto_compat.runtimes.progress import progress_for, say
+from toto_compat.runtimes.progress import say
+from toto_compat.verdict.judge import one_line
 
-PROFILE_NAME = "repro"
+__all__ = [
+    "PROFILE_NAME",
+    "Minutes",
+    "Reproduction",
+    "as_data",
+    "as_text",
+    "exit_code",
+    "incident_request",
+    "repro_command",
+    "reproduce",
+]
 
 
 class Minutes(click.FloatRange):
@@ -54,30 +51,20 @@ class Minutes(click.FloatRange):
         return minutes
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """Holds what came of running an incident again."""
-
-    incident: Incident
-    result: CellResult
-    events: tuple[Event, ...]
-    matches: tuple[Match, ...]
-
-    @property
-    def reproduced(self) -> bool:
-        return bool(self.matches) and all(match.holds for match in self.matches)
-
-    @property
-    def left_out(self) -> tuple[ExpectedEvent, ...]:
-        """Expected events that do not apply to the release that ran."""
-        looked_for = [match.expected for match in self.matches]
-        return tuple(expected for expected in self.incident.expect if expected not in looked_for)
-
-
 @click.command("repro")
 @click.argument("incident_file", type=click.Path(path_type=Path))
 @click.option("--cache", help="Another cache than the incident's: is it gone with fixed_size?")
 @click.option("--environment", metavar="NAME", help="Another environment than production's.")
+@click.option(
+    "--explain",
+    "axes",
+    is_flag=False,
+    flag_value="all",
+    metavar="[AXES]",
+    help=f"Then change one thing at a time and say what ends it. Which: {','.join(AXES)}.  [default: all]",
+)
+@click.option("--dry-run", is_flag=True, help="With --explain, print the plan and stop.")
+@click.option("--stored", is_flag=True, help="Take a result that is stored, if there is one, instead of running it.")
 @click.option("--runtime", type=click.Choice(["auto", "docker", "venv"]), default="auto", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
@@ -85,7 +72,7 @@ class Reproduction:
     type=Minutes(min=0, min_open=True),
     default=45.0,
     show_default=True,
-    help="Minutes until it is given up.",
+    help="Minutes until a cell is given up.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 @matrix_option
@@ -94,6 +81,9 @@ def repro_command(
     incident_file: Path,
     cache: str | None,
     environment: str | None,
+    axes: str | None,
+    dry_run: bool,
+    stored: bool,
     runtime: RuntimeName,
     device: str,
     timeout: float,
@@ -102,117 +92,82 @@ def repro_command(
 ) -> None:
     """Run a production incident again in its pinned environment.
 
-    Exit code 0: REPRODUCED, every expected event occurred. 11: it did not, and what differed is printed; with --cache
-    that is the good news. 6: it could not be run."""
+    Exit code 0: REPRODUCED, all that can be seen here is as in production. 11: PARTLY or NOT REPRODUCED, and what
+    differed is printed; with --cache that is the good news. 6: it could not be run or judged."""
+    if dry_run and axes is None:
+        raise click.UsageError("--dry-run shows the plan of --explain: name both")
+    wanted_axes = axes_of(axes) if axes is not None else ()
     incident = load_incident(incident_file)
     matrix_path = find_matrix_file(matrix_file)
     matrix = load_matrix(matrix_path)
-    request = incident_request(
-        incident,
-        incident_file.resolve().parent,
-        matrix,
-        matrix_path,
-        cache=cache,
-        environment=environment,
-        device=choose_device(device),
-        timeout_minutes=timeout,
-    )
-    reproduction = reproduce(incident, request, runtime, matrix)
-    click.echo(json.dumps(as_data(reproduction), indent=2) if as_json else as_text(reproduction))
-    code = exit_code(reproduction)
+    check_names(incident_file, matrix)
+    where: dict[str, Any] = {"device": choose_device(device), "timeout_minutes": timeout}
+    folder = incident_file.resolve().parent
+    request = incident_request(incident, folder, matrix, matrix_path, cache=cache, environment=environment, **where)
+    check_own_pins(incident_file, incident, request, runtime, matrix)
+    if axes is None:
+        reproduction = reproduce(incident, request, runtime, matrix, stored_first=stored)
+        click.echo(json.dumps(as_data(reproduction), indent=2) if as_json else as_text(reproduction))
+        finish(exit_code(reproduction))
+        return
+
+    as_run = effective(incident, cache=cache, environment=environment)
+
+    def ask(variant: Incident) -> CellRequest:
+        return incident_request(variant, folder, matrix, matrix_path, **where)
+
+    explanation = explain(as_run, ask, runtime, matrix, wanted_axes, dry_run=dry_run)
+    if explanation is not None:
+        show_explanation(explanation, as_json=as_json)
+
+
+def effective(incident: Incident, *, cache: str | None, environment: str | None) -> Incident:
+    """The incident with what the command line puts in the place of its cache and environment."""
+    update: dict[str, Any] = {"cache": cache} if cache else {}
+    if environment:
+        update |= {"environment": environment, "pins": None}
+    return incident.model_copy(update=update)
+
+
+def show_explanation(explanation: Explanation, *, as_json: bool) -> None:
+    base = explanation.base
+    if as_json:
+        click.echo(json.dumps({**as_data(base), "explanation": explanation_as_data(explanation)}, indent=2))
+    else:
+        click.echo(f"{as_text(base)}\n\n{explanation_as_text(explanation)}")
+    finish(exit_code(base))
+
+
+def finish(code: ExitCode) -> None:
     if code is not ExitCode.OK:
         sys.exit(code)
 
 
-def incident_request(
-    incident: Incident,
-    incident_folder: Path,
-    matrix: Matrix,
-    matrix_path: Path,
-    *,
-    cache: str | None = None,
-    environment: str | None = None,
-    device: Device = Device.CPU,
-    timeout_minutes: float = 45.0,
-) -> CellRequest:
-    """The one cell that shows the incident: only what the compiler does is watched, nothing is timed.
-
-    Its checkpoint and series are relative to the incident's own file.
-    """
-    environment_name = known_name(environment or incident.environment, matrix.environments, "environment")
-    cache_name = known_name(cache or incident.cache, matrix.caches, "cache")
-    workload = incident.workload
-    check_series(workload, incident_folder)
-    checkpoint = workload.checkpoint
-    return cell_request(
-        matrix,
-        matrix_path,
-        CellName.of(environment_name, cache_name, incident.mode, "incident"),
-        settings=incident.settings,
-        profile_name=PROFILE_NAME,
-        profile=CellProfile(iterations=1, suites=(Suite.RECOMPILE,), timeout_minutes=timeout_minutes),
-        workload_name=PROFILE_NAME,
-        workload=workload,
-        workload_folder=incident_folder,
-        device=device,
-        checkpoint_folder=str(resolve_checkpoint(checkpoint, relative_to=incident_folder)) if checkpoint else None,
-    )
+def check_own_pins(
+    incident_file: Path, incident: Incident, request: CellRequest, runtime_name: RuntimeName, matrix: Matrix
+) -> None:
+    """Ask the package index for an incident's own pins, unless its environment is built already."""
+    name = request.cell.environment
+    if incident.pins is None or not is_pinned(name):
+        return
+    runtime = open_runtime(runtime_name, limits=matrix.limits, device=request.device)
+    if runtime.lock_of(name, request.environment) is None:
+        say(f"{name}: asking the package index whether its pins exist")
+        check_pins_exist(incident_file, incident.pins, request.environment)
 
 
-def known_name(name: str, names: Any, what: str) -> str:
-    if name not in names:
-        near = nearest_name(name, names)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
-        raise SelectionError(f"matrix.yaml has no {what} {name!r}", hint=hint)
-    return name
-
-
-def reproduce(incident: Incident, request: CellRequest, runtime_name: RuntimeName, matrix: Matrix) -> Reproduction:
-    """Build the environment, run the cell, match its events."""
-    runtime = open_runtime(runtime_name, limits=matrix.limits, device=request.device, say=say)
-    prepared = runtime.prepare(request.cell.environment, request.environment, say)
-    say(f"running {request.cell} in {runtime.name}; torch logs every recompile, this takes a few minutes")
-    results: list[CellResult] = []
-    logs = cache_folder() / "repro"
-
-    def keep_log(_: str, log: Path) -> None:
-        logs.mkdir(parents=True, exist_ok=True)
-        shutil.move(log, logs / "last.log")
-
-    with progress_for(1) as progress:
-        run_cells(
-            [ReadyCell(request, prepared)],
-            runtime,
-            jobs=1,
-            gpus=[gpu.uuid for gpu in find_gpus()] if request.device is Device.CUDA else [],
-            scratch=cache_folder() / "s",
-            keep_log=keep_log,
-            progress=progress,
-            on_finished=lambda _, done: results.append(done.result),
-        )
-    (result,) = results
-    if why_not_run(result):
-        say(f"its log is {logs / 'last.log'}")
-    evidence = result.evidence.get(Suite.RECOMPILE)
-    events = evidence.events if evidence else ()
-    torch = result.provenance.torch or request.environment.torch
-    return Reproduction(incident, result, events, tuple(match_incident(incident, events, torch)))
-
-
-def why_not_run(result: CellResult) -> str:
-    """Say why there is no evidence; empty where there is. A forecast that raises is evidence too."""
+def could_not_run(reproduction: Reproduction) -> str:
+    """Say why nothing of the incident could be judged; empty where something could."""
+    if reproduction.verdict is not Verdict.NOT_JUDGED or reproduction.matches:
+        return ""
+    result = reproduction.result
     if result.failure is not None:
         return f"{result.failure.kind}: {result.failure.message}"
-    evidence = result.evidence.get(Suite.RECOMPILE)
-    if evidence is None:
-        return "the cell left no evidence of the compiler"
-    if evidence.outcome in (Outcome.ERROR, Outcome.NOT_RUN):
-        return evidence.failure.message if evidence.failure else evidence.outcome.value
-    return ""
+    return next((one.why for one in reproduction.unjudged), "") if not reproduction.gates else ""
 
 
 def exit_code(reproduction: Reproduction) -> ExitCode:
-    if why_not_run(reproduction.result):
+    if reproduction.verdict is Verdict.NOT_JUDGED:
         return ExitCode.CELL_NOT_RUN
     return ExitCode.OK if reproduction.reproduced else ExitCode.NOT_REPRODUCED
 
@@ -220,34 +175,50 @@ def exit_code(reproduction: Reproduction) -> ExitCode:
 def as_text(reproduction: Reproduction) -> str:
     incident, result = reproduction.incident, reproduction.result
     where = result.provenance
-    cache = result.cell.cache
+    when = f", stored {reproduction.stored}" if reproduction.stored else ""
     lines = [
         f"{incident.title} ({incident.date})",
-        f"  ran  {cache}, mode {incident.mode}, torch {where.torch} in {where.runtime}"
-        f"{f' {where.image[:19]}' if where.image else ''}, lock {where.lock[:12]}",
+        f"  ran  {result.cell.cache}, mode {result.cell.mode}, torch {where.torch} on the "
+        f"{result.request.device.value} in {where.runtime}"
+        f"{f' {where.image[:19]}' if where.image else ''}, lock {where.lock[:12]}{when}",
     ]
-    problem = why_not_run(result)
-    if problem:
+    if problem := could_not_run(reproduction):
         last = result.failure.last_lines[-5:] if result.failure else ()
-        return "\n".join([*lines, f"NOT RUN: {problem}", *(f"    {line}" for line in last)])
-    for match in reproduction.matches:
-        lines += [f"  {line}" for line in describe_match(match)]
-    lines += [f"  {describe_left_out(expected)}" for expected in reproduction.left_out]
+        log = [f"  its log is {reproduction.log}"] if reproduction.log else []
+        return "\n".join([*lines, f"NOT RUN: {problem}", *(f"    {line}" for line in last), *log])
+    lines += [f"  {line}" for line in describe_parts(reproduction)]
+    if reproduction.raised:
+        lines.append(f"  the compiled forecast raised: {reproduction.raised}")
     counts = Counter(event.kind for event in reproduction.events)
     limits = counts[EventKind.RECOMPILE_LIMIT]
     lines.append(
         f"  in all {counts[EventKind.RECOMPILE]} recompiles, {limits} limit hit{'' if limits == 1 else 's'},"
         f" {counts[EventKind.GRAPH_BREAK]} graph breaks"
     )
-    if reproduction.reproduced:
-        lines.append("REPRODUCED")
-    elif not reproduction.matches:
-        lines.append(f"NOT REPRODUCED: none of the expected events applies to torch {where.torch}")
-    elif cache != incident.cache and not any(match.events for match in reproduction.matches):
-        lines.append(f"GONE with {cache}: not one of the incident's events occurred")
-    else:
-        lines.append("NOT REPRODUCED")
+    lines += [one_line(line) for line in verdict_lines(reproduction)]
     return "\n".join(lines)
+
+
+def verdict_lines(reproduction: Reproduction) -> Iterator[str]:
+    """The verdict in a line, with what of the incident it is about."""
+    verdict, result = reproduction.verdict, reproduction.result
+    seen_elsewhere = f" (as far as it shows here: {len(reproduction.unseen)} more need a GPU)"
+    rest = seen_elsewhere if reproduction.unseen else ""
+    if verdict is Verdict.REPRODUCED:
+        yield f"REPRODUCED{rest}"
+    elif verdict is Verdict.PARTLY:
+        missing = (*reproduction.not_held, *reproduction.not_judged)
+        yield f"PARTLY: {'; '.join(map(wanted, reproduction.held))}; but not: {'; '.join(map(wanted, missing))}{rest}"
+    elif verdict is Verdict.NOT_JUDGED:
+        yield f"NOT JUDGED: {'; '.join(map(wanted, reproduction.not_judged))}"
+    elif not reproduction.looked:
+        here = "needs a GPU" if reproduction.unseen else f"applies to torch {result.provenance.torch}"
+        what = "all of it" if reproduction.unseen else "nothing that is expected"
+        yield f"NOT REPRODUCED: nothing was looked for, {what} {here}"
+    elif reproduction.ended and result.cell.cache != reproduction.incident.cache:
+        yield f"NOT REPRODUCED: gone with {result.cell.cache}, nothing of the incident occurred{rest}"
+    else:
+        yield f"NOT REPRODUCED{rest}"
 
 
 def as_data(reproduction: Reproduction) -> dict[str, Any]:
@@ -255,18 +226,33 @@ def as_data(reproduction: Reproduction) -> dict[str, Any]:
     return {
         "incident": reproduction.incident.title,
         "cell": result.cell,
-        "reproduced": reproduction.reproduced and not why_not_run(result),
-        "could_not_run": why_not_run(result) or None,
+        "verdict": reproduction.verdict.value,
+        "reproduced": reproduction.reproduced,
+        "could_not_run": could_not_run(reproduction) or None,
         "matches": [
             {
                 "expected": match.expected.model_dump(mode="json", exclude_none=True),
                 "holds": match.holds,
                 "found": len(match.events),
+                "predicted": match.expected in reproduction.predicted,
                 "nearest": match.nearest.model_dump(mode="json", exclude_defaults=True) if match.nearest else None,
             }
             for match in reproduction.matches
         ],
+        "gates": [
+            {
+                "expected": gate.expected.model_dump(mode="json", exclude_none=True),
+                "holds": gate.holds,
+                "found": gate.told,
+                "predicted": gate.predicted,
+            }
+            for gate in reproduction.gates
+        ],
+        "not_judged": [{"expected": wanted(one.expected), "why": one.why} for one in reproduction.unjudged],
+        "not_looked_for": [{"expected": wanted(one.expected), "why": one.why} for one in reproduction.unseen],
         "left_out": [expected.model_dump(mode="json", exclude_none=True) for expected in reproduction.left_out],
+        "raised": reproduction.raised or None,
         "events": dict(Counter(event.kind.value for event in reproduction.events)),
+        "stored": reproduction.stored or None,
         "provenance": result.provenance.model_dump(mode="json"),
     }

@@ -1,0 +1,271 @@
+"""`toto-compat claims`: every figure of the user's documents, confirmed, refuted or waiting, by a cell that says so."""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from pathlib import Path
+from typing import Literal, Self
+
+import click
+from pydantic import Field, model_validator
+
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.request import Device
+from toto_compat.contract.result import Figure, Kind, Outcome
+from toto_compat.contract.strict_model import StrictModel
+from toto_compat.contract.suites import Suite
+from toto_compat.errors import SelectionError
+from toto_compat.evidence.store import Run, StoredCell, find_run, list_runs, load_run
+from toto_compat.matrix.gates import Gate
+from toto_compat.verdict.judge import Status, judge, one_line
+
+_CLAIMS_FILE = Path(__file__).with_name("claims.toml")
+_UNITS = {"bytes": (1e6, "MB"), "s": (1.0, "s"), "ms": (1.0, "ms")}
+
+
+class Claim(StrictModel):
+    """One figure of a document, and how evidence is held against it."""
+
+    document: str
+    said: str
+    on: Literal["cuda", "any"]  # whose evidence decides
+    cache: str = ""
+    mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
+    settings: str = "stock"
+    suite: Suite | None = None
+    figure: str = ""
+    limit: GateLimit | None = None
+    symbol: str = ""  # the user's own series that alone decides
+    column: str = ""  # of that series' row
+    verdict: Literal["PASS"] | None = None  # of the whole row
+    own_figures: dict[Gate, float] = Field(default={})  # the claim's own, held against the limits in use
+
+    @model_validator(mode="after")
+    def _can_be_decided(self) -> Self:
+        names_a_figure = bool(self.symbol and self.column) or bool(self.suite and self.figure and not self.symbol)
+        by_figure = bool(self.cache and self.limit and names_a_figure)
+        by_verdict = bool(self.cache and self.verdict)
+        if [by_figure, by_verdict, bool(self.own_figures)].count(True) != 1:
+            raise ValueError("a claim is held against a figure with a limit, a verdict, or the claim's own figures")
+        return self
+
+    @property
+    def row(self) -> str:
+        """The cell that it speaks of, without its environment."""
+        return f"{self.cache}/{self.mode}{'' if self.settings == 'stock' else f'+{self.settings}'}"
+
+
+class ClaimsFile(StrictModel):
+    claims: tuple[Claim, ...]
+
+
+class Finding(StrEnum):
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    WAITING = "waiting for a GPU"
+    NO_EVIDENCE = "no evidence yet"
+
+
+@dataclass(frozen=True)
+class StoredRow:
+    """A finished cell, and the run that it lies in."""
+
+    run_name: str
+    run: Run
+    cell: StoredCell
+
+    @property
+    def name(self) -> str:
+        return f"`{self.cell.cell}` ({self.run_name})"
+
+
+@dataclass(frozen=True)
+class AuditedClaim:
+    """A claim with what evidence says of it. `seen_on_cpu` decides nothing where a GPU has to."""
+
+    claim: Claim
+    finding: Finding
+    said_by: str
+    seen_on_cpu: str = ""
+
+
+def read_claims(path: Path = _CLAIMS_FILE) -> tuple[Claim, ...]:
+    return ClaimsFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).claims
+
+
+def audit(claims: Sequence[Claim], runs: Mapping[str, Run]) -> tuple[AuditedClaim, ...]:
+    """Hold every claim against the cells of these runs, which are named as a reader finds them."""
+    rows = [StoredRow(name, run, cell) for name, run in runs.items() for cell in run.cells]
+    limits = next((run.info.gates for run in runs.values() if run.info.gates), {})
+    return tuple(_audit(claim, rows, limits) for claim in claims)
+
+
+def _audit(claim: Claim, rows: Sequence[StoredRow], limits: Mapping[Gate, GateLimit]) -> AuditedClaim:
+    if claim.own_figures:
+        return _by_own_figures(claim, limits)
+    about = [row for row in rows if _is_about(row.cell, claim)]
+    deciding = _newest(claim, [row for row in about if _decides(row.cell, claim, row.run.info.gates)])
+    if deciding is None and claim.on == "any" and not about:
+        return AuditedClaim(claim, Finding.NO_EVIDENCE, f"run `{command_for(claim)}`")
+    if deciding is None:
+        on_cpu = _on_cpu(claim, [row for row in about if row.cell.request.device is Device.CPU])
+        return AuditedClaim(claim, Finding.WAITING, f"run `{command_for(claim, Device.CUDA)}`", on_cpu)
+    if claim.verdict is not None:
+        return _by_verdict(claim, deciding)
+    figure = _deciding_figure(claim, deciding.cell)
+    assert figure is not None and figure.value is not None and claim.limit is not None
+    finding = Finding.CONFIRMED if claim.limit.admits(figure.value) else Finding.REFUTED
+    found = f"{claim.column or claim.figure} {_shown(figure)}, read as {_limit_text(claim.limit, figure.unit)}"
+    return AuditedClaim(claim, finding, f"{deciding.name}: {found}")
+
+
+def _by_own_figures(claim: Claim, limits: Mapping[Gate, GateLimit]) -> AuditedClaim:
+    """A verdict is refuted by its own figures where these break the limits in use."""
+    broken = []
+    for gate, value in claim.own_figures.items():
+        limit = limits.get(gate) or gate.rule.default
+        if limit is not None and not limit.admits(value):
+            broken.append(f"{gate.value} {value:g} (reported), limit {limit.text}")
+    finding = Finding.REFUTED if broken else Finding.CONFIRMED
+    return AuditedClaim(claim, finding, f"its own figures: {'; '.join(broken) or 'within the limits'}")
+
+
+def _by_verdict(claim: Claim, row: StoredRow) -> AuditedClaim:
+    judged = judge(row.cell, row.run.info.gates)
+    finding = Finding.CONFIRMED if judged.verdict is Status.PASS else Finding.REFUTED
+    by = f" by {judged.decided_by.value}: {judged.reason}" if judged.decided_by else ""
+    return AuditedClaim(claim, finding, one_line(f"{row.name}: {judged.verdict.value}{by}"))
+
+
+def _is_about(cell: StoredCell, claim: Claim) -> bool:
+    name = cell.cell
+    return (name.cache, name.mode, name.settings) == (claim.cache, claim.mode, claim.settings)
+
+
+def _decides(cell: StoredCell, claim: Claim, limits: Mapping[Gate, GateLimit]) -> bool:
+    """Tell if a cell decides a claim: a figure that was measured, on a GPU where the claim is about one."""
+    on_gpu = cell.request.device is Device.CUDA and bool(cell.provenance.gpu)
+    if cell.request.lower_only or (claim.on == "cuda" and not on_gpu):
+        return False
+    if claim.verdict is not None:
+        # a row that is INCONCLUSIVE confirms and refutes nothing, and a CPU's only speaks of what dynamo did
+        judged = judge(cell, limits)
+        by_dynamo = judged.decided_by is not None and judged.decided_by.rule.suite is Suite.RECOMPILE
+        return judged.verdict is Status.FAIL and by_dynamo if not on_gpu else judged.verdict is not Status.INCONCLUSIVE
+    figure = _deciding_figure(claim, cell)
+    return figure is not None and figure.value is not None and figure.kind is Kind.MEASURED
+
+
+def _newest(claim: Claim, rows: Sequence[StoredRow]) -> StoredRow | None:
+    """Of several cells one on a GPU, by the newest version of its suite, run last."""
+
+    def merit(row: StoredRow) -> tuple[bool, int, str]:
+        evidence = row.cell.evidence.get(claim.suite or Suite.RECOMPILE)
+        ran = row.cell.stored or row.cell.provenance.finished
+        return row.cell.request.device is Device.CUDA, evidence.version if evidence else 0, ran
+
+    return max(rows, key=merit, default=None)
+
+
+def _deciding_figure(claim: Claim, cell: StoredCell) -> Figure | None:
+    """The figure that a claim is held against: of the series that it names, else of the cell."""
+    if not claim.symbol:
+        return _figure(claim, cell)
+    evidence = cell.evidence.get(Suite.SYMBOLS)
+    rows = evidence.details.get("symbols", []) if evidence and evidence.outcome is Outcome.MEASURED else []
+    row = next((row for row in rows if row.get("symbol") == claim.symbol), {})
+    return Figure(value=row.get(claim.column))
+
+
+def _figure(claim: Claim, cell: StoredCell) -> Figure | None:
+    evidence = cell.evidence.get(claim.suite) if claim.suite else None
+    return evidence.figures.get(claim.figure) if evidence and evidence.outcome is Outcome.MEASURED else None
+
+
+def _on_cpu(claim: Claim, rows: Sequence[StoredRow]) -> str:
+    """What a CPU's cell has for the figure; times and sizes of another device and model would only mislead."""
+    if not rows:
+        return f"no evidence yet: run `{command_for(claim, Device.CPU)}`"
+    with_figure = [row for row in rows if (one := _figure(claim, row.cell)) is not None and one.value is not None]
+    row = _newest(claim, with_figure)
+    figure = _figure(claim, row.cell) if row else None
+    if row is None or figure is None or figure.unit in _UNITS:
+        return ""
+    kind = "" if figure.kind is Kind.MEASURED else f" {figure.kind.value}"
+    return f"{row.name}: {claim.figure} {_shown(figure)}{kind}"
+
+
+def command_for(claim: Claim, device: Device | None = None) -> str:
+    """The command that gets the evidence a claim waits for."""
+    wanted = device or (Device.CUDA if claim.on == "cuda" else Device.CPU)
+    if wanted is Device.CUDA:
+        own = f" --data {claim.symbol}.csv --checkpoint Datadog/Toto-Open-Base-1.0@REVISION" if claim.symbol else ""
+        return f"nox -s matrix -- 'torch-2.9.0-cu128/{claim.row}' --profile production-check --device cuda{own}"
+    return f"nox -s matrix -- 'torch-2.13.0-cpu/{claim.row}' --device cpu"
+
+
+def _shown(figure: Figure) -> str:
+    assert figure.value is not None
+    return _with_unit(figure.value, figure.unit)
+
+
+def _with_unit(value: float, unit: str) -> str:
+    by, name = _UNITS.get(unit, (1.0, unit))
+    return f"{value / by:.3g}{f' {name}' if name else ''}"
+
+
+def _limit_text(limit: GateLimit, unit: str) -> str:
+    ends = [("at least", limit.min), ("at most", limit.max)]
+    return " and ".join(f"{word} {_with_unit(end, unit)}" for word, end in ends if end is not None)
+
+
+def claims_markdown(audited: Sequence[AuditedClaim]) -> str:
+    """The page docs/claims.md."""
+    counts = {finding: sum(one.finding is finding for one in audited) for finding in Finding}
+    head = [
+        "# Claims of the user's documents",
+        "",
+        "Every figure of five documents about torch.compile and Toto, held against stored evidence.",
+        "Written by `toto-compat claims > docs/claims.md`; the claims and how their words are read are in",
+        "`toto_compat/repro/claims.toml`.",
+        "",
+        "What dynamo does (recompiles, limits, graph breaks) is decided before any device is reached, so a CPU's cell",
+        "confirms or refutes it. Times, memory, CUDA graphs and the error of a forecast are a GPU's: there the last",
+        "column is what a CPU shows meanwhile, and decides nothing. Recompiles are those of whole autoregressive",
+        "forecasts at several lengths; the documents count those of forecasts of one patch, which never decode.",
+        "",
+        f"{len(audited)} claims: " + ", ".join(f"{number} {finding.value}" for finding, number in counts.items()) + ".",
+    ]
+    return "\n".join([*head, *_tables(audited)]) + "\n"
+
+
+def _tables(audited: Sequence[AuditedClaim]) -> Iterator[str]:
+    for document, claims in groupby(audited, key=lambda one: one.claim.document):
+        yield ""
+        yield f"## {document[0].upper()}{document[1:]}"
+        yield ""
+        yield "| claim | finding | by | on a CPU |"
+        yield "|---|---|---|---|"
+        for one in claims:
+            cells = (one.claim.said, f"**{one.finding.value}**", one.said_by, one.seen_on_cpu or "-")
+            yield f"| {' | '.join(_in_cell(cell) for cell in cells)} |"
+
+
+def _in_cell(text: str) -> str:
+    return one_line(text).replace("|", "\\|").replace("<", "&lt;")
+
+
+@click.command("claims")
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+def claims_command(runs: tuple[str, ...], results: Path) -> None:
+    """Audit the claims of the user's documents by the evidence of these runs, as Markdown.
+
+    Without a RUN the reference runs decide, as committed in docs/claims.md."""
+    names = runs or tuple(name for name in list_runs(results) if name.startswith("reference/"))
+    if not names:
+        raise SelectionError(f"{results}: no reference run there", hint="name a run: `toto-compat claims latest`")
+    found = {name: load_run(find_run(name, results)) for name in names}
+    click.echo(claims_markdown(audit(read_claims(), found)), nl=False)

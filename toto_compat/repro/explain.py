@@ -1,0 +1,346 @@
+"""What ends an incident: one thing is changed at a time, and the smallest change without the symptom is named."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tabulate import tabulate
+
+from toto_compat.contract.request import CellRequest, CompileSettings
+from toto_compat.contract.suites import Suite
+from toto_compat.errors import SelectionError, TotoCompatError
+from toto_compat.evidence.files import cache_folder
+from toto_compat.evidence.store import CellStore
+from toto_compat.matrix.document import nearest_name
+from toto_compat.matrix.schema import Matrix
+from toto_compat.repro.incident import Incident, wanted
+from toto_compat.repro.outcome import Reproduction, symptom_left
+from toto_compat.repro.pins import is_pinned
+from toto_compat.repro.reproduce import reproduce_in
+from toto_compat.runtimes.open import RuntimeName, open_runtime
+from toto_compat.runtimes.plan import estimate, key_of
+from toto_compat.runtimes.progress import say
+from toto_compat.runtimes.seam import Runtime
+from toto_compat.verdict.judge import one_line
+
+# From the smallest change of a running service to the largest.
+AXES: Mapping[str, str] = {
+    "settings": "what is set around torch.compile",
+    "dynamic": "the time dimension marked dynamic",
+    "mode": "the compile mode",
+    "precision": "the precision of weights or autocast",
+    "cache": "the KV cache",
+    "release": "the torch release",
+}
+_PRECISIONS: tuple[dict[str, str | None], ...] = (
+    {"dtype": "float32", "autocast": None},
+    {"dtype": "bfloat16", "autocast": None},
+    {"dtype": "float64", "autocast": None},
+    {"dtype": "float32", "autocast": "bfloat16"},
+)
+_SETTINGS = ("capture_scalar_outputs", "recompile_limit", "accumulated_recompile_limit")
+
+Ask = Callable[[Incident], CellRequest]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The incident with one thing changed."""
+
+    axis: str
+    change: str
+    incident: Incident
+
+
+@dataclass(frozen=True)
+class PlannedVariant:
+    """A variant with what it takes: `cost` in seconds, 0 if its result is stored; `obstacle` says why it cannot run."""
+
+    variant: Variant
+    request: CellRequest | None
+    cost: float = 0.0
+    stored: str = ""
+    to_build: bool = False
+    obstacle: str = ""
+
+    @property
+    def state(self) -> str:
+        if self.obstacle:
+            return self.obstacle
+        if self.stored:
+            return f"stored {self.stored}"
+        build = "its environment is to be built, then " if self.to_build else ""
+        return f"{build}to run, about {self.cost:.0f} s"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant and what became of the symptom. `ends` None: that cannot be said."""
+
+    variant: Variant
+    ends: bool | None
+    told: str
+    reproduction: Reproduction | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The incident as it is, and every change that was tried."""
+
+    base: Reproduction
+    rows: tuple[Row, ...]
+    not_tried: tuple[PlannedVariant, ...] = ()
+
+    @property
+    def enders(self) -> tuple[Row, ...]:
+        """The changes that end it, the smallest first."""
+        order = list(AXES)
+        ending = [row for row in self.rows if row.ends]
+        return tuple(sorted(ending, key=lambda row: (order.index(row.variant.axis), _recompiles(row) or 0)))
+
+
+def axes_of(text: str) -> tuple[str, ...]:
+    """The axes that --explain names; 'all' is every one of them."""
+    if text == "all":
+        return tuple(AXES)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in AXES:
+            near = nearest_name(name, AXES)
+            hint = (
+                f"did you mean {near}?" if near else f"there are {', '.join(AXES)}; the incident comes before --explain"
+            )
+            raise SelectionError(f"--explain: there is no axis {name!r}", hint=hint)
+    return tuple(axis for axis in AXES if axis in names)
+
+
+def explain(
+    incident: Incident,
+    ask: Ask,
+    runtime_name: RuntimeName,
+    matrix: Matrix,
+    axes: Sequence[str],
+    *,
+    dry_run: bool = False,
+) -> Explanation | None:
+    """Run the incident and its variants, stored evidence first; the plan is printed before anything is run.
+
+    Every cell is stored when it ends, so that a run that was broken off goes on where it was.
+    """
+    request = ask(incident)
+    runtime = open_runtime(runtime_name, limits=matrix.limits, device=request.device, say=say)
+    store = CellStore(cache_folder() / "evidence")
+    planned = plan_variants(variants(incident, request, matrix, axes), ask, runtime, store, builds="release" in axes)
+    base = plan_variant(Variant("", "the incident itself", incident), request, runtime, store)
+    say(plan_text(base, planned))
+    if dry_run:
+        return None
+    as_it_is = reproduce_in(runtime, store, incident, request, matrix, stored_first=True)
+    left_out = tuple(one for one in planned if one.request is None or one.obstacle)
+    if not as_it_is.held:
+        return Explanation(as_it_is, (), left_out)
+    rows = [try_variant(one, as_it_is, runtime, store, matrix) for one in planned if one.request and not one.obstacle]
+    return Explanation(as_it_is, tuple(rows), left_out)
+
+
+def variants(incident: Incident, request: CellRequest, matrix: Matrix, axes: Sequence[str]) -> Iterator[Variant]:
+    """Every change of one thing that the matrix knows of, on the axes that are wanted."""
+    makers: Mapping[str, Callable[[], Iterator[tuple[str, dict[str, Any]]]]] = {
+        "settings": lambda: _other_settings(incident.settings, matrix),
+        "dynamic": lambda: _other_dynamic(incident.settings),
+        "mode": lambda: ((f"mode {mode}", {"mode": mode}) for mode in matrix.modes if mode != incident.mode),
+        "precision": lambda: _other_precisions(incident),
+        "cache": lambda: ((f"cache {name}", {"cache": name}) for name in matrix.caches if name != request.cell.cache),
+        "release": lambda: _other_releases(request, matrix),
+    }
+    for axis in axes:
+        for change, update in makers[axis]():
+            yield Variant(axis, change, incident.model_copy(update=update))
+
+
+def _other_settings(own: CompileSettings, matrix: Matrix) -> Iterator[tuple[str, dict[str, Any]]]:
+    """One setting at a time, to what a set of the matrix has it at."""
+    told = set()
+    for settings in matrix.settings.values():
+        for name in _SETTINGS:
+            value = getattr(settings, name)
+            if value == getattr(own, name) or (name, value) in told:
+                continue
+            if name == "accumulated_recompile_limit" and own.accumulated_recompile_limit is None:
+                continue  # torch's own is as high already
+            told.add((name, value))
+            shown = "torch's own" if value is None else str(value).lower()
+            yield f"{name} {shown}", {"settings": own.model_copy(update={name: value})}
+
+
+def _other_dynamic(own: CompileSettings) -> Iterator[tuple[str, dict[str, Any]]]:
+    change = "mark_dynamic off" if own.mark_dynamic else "mark_dynamic on"
+    yield change, {"settings": own.model_copy(update={"mark_dynamic": not own.mark_dynamic})}
+
+
+def _other_precisions(incident: Incident) -> Iterator[tuple[str, dict[str, Any]]]:
+    for precision in _PRECISIONS:
+        workload = incident.workload.model_copy(update=precision)
+        if workload.precision != incident.workload.precision:
+            yield workload.precision, {"workload": workload}
+
+
+def _other_releases(request: CellRequest, matrix: Matrix) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every environment with another torch; of one release the CPU build alone, where both are there."""
+    own = request.environment.torch
+    by_release: dict[str, str] = {}
+    for name, environment in matrix.environments.items():
+        if environment.torch != own and (environment.torch not in by_release or environment.build == "cpu"):
+            by_release[environment.torch] = name
+    for name in by_release.values():
+        yield f"environment {name}", {"environment": name, "pins": None}
+
+
+def plan_variants(
+    found: Iterator[Variant], ask: Ask, runtime: Runtime, store: CellStore, *, builds: bool
+) -> list[PlannedVariant]:
+    """What each variant takes, the cheapest first: what is stored, what is quick, what needs an environment built."""
+    planned = []
+    for variant in found:
+        try:
+            planned.append(plan_variant(variant, ask(variant.incident), runtime, store, builds=builds))
+        except TotoCompatError as error:
+            planned.append(PlannedVariant(variant, None, obstacle=one_line(error.message)))
+    return sorted(planned, key=lambda one: (bool(one.obstacle), one.cost))
+
+
+def plan_variant(
+    variant: Variant, request: CellRequest, runtime: Runtime, store: CellStore, *, builds: bool = True
+) -> PlannedVariant:
+    name, environment = request.cell.environment, request.environment
+    lock = runtime.lock_of(name, environment)
+    if lock is not None:
+        stored = store.get(key_of(request, lock, runtime.source.hash))
+        if stored is not None:
+            return PlannedVariant(variant, request, stored=stored.stored)
+    seconds, _ = estimate([request], store, jobs=1)
+    if lock is not None:
+        return PlannedVariant(variant, request, cost=seconds)
+    needs = runtime.needs(name, environment)
+    # an incident's own stack is locked when it is built: that it has no lock yet stands in nobody's way
+    obstacle = "" if is_pinned(name) else one_line(runtime.obstacle(name, environment))
+    if not obstacle and not builds and not is_pinned(name):
+        obstacle = f"its environment is not built ({needs.disk_bytes / 1e9:.0f} GB)"
+    return PlannedVariant(variant, request, cost=seconds + needs.seconds, to_build=True, obstacle=obstacle)
+
+
+def plan_text(base: PlannedVariant, planned: Sequence[PlannedVariant]) -> str:
+    """The plan as it is printed."""
+    lines = [f"{base.variant.change}: {base.state}"]
+    lines += [f"  {one.variant.change}: {one.state}" for one in planned]
+    seconds = base.cost + sum(one.cost for one in planned if not one.obstacle)
+    if seconds:
+        lines.append(
+            f"  estimated {seconds / 60:.0f} min; what is finished is stored, the same command goes on from there"
+        )
+    return "\n".join(lines)
+
+
+def try_variant(planned: PlannedVariant, base: Reproduction, runtime: Runtime, store: CellStore, matrix: Matrix) -> Row:
+    """Run one variant, or take it from the store, and say what became of what the incident showed."""
+    assert planned.request is not None
+    variant = planned.variant
+    try:
+        tried = reproduce_in(runtime, store, variant.incident, planned.request, matrix, stored_first=True)
+    except TotoCompatError as error:
+        return Row(variant, None, one_line(f"could not be run: {error.message}"))
+    return judged_row(variant, base, tried)
+
+
+def judged_row(variant: Variant, base: Reproduction, tried: Reproduction) -> Row:
+    """Compare with the incident as it is: what held there must be looked for, judged and gone for it to be ended."""
+    if tried.result.failure is not None:
+        return Row(variant, None, one_line(f"could not be run: {tried.result.failure.message}"), tried)
+    if tried.raised:
+        return Row(variant, None, f"raises: {tried.raised}", tried)
+    if not tried.compiled:
+        return Row(variant, None, "compiles nothing: eager has no such symptom", tried)
+    left = [symptom_left(expected, tried) for expected in base.held]
+    there = [told for told in left if told]
+    if there:
+        return Row(variant, False, "; ".join(there), tried)
+    if None in left:
+        return Row(variant, None, "not judged", tried)
+    return Row(variant, True, "gone", tried)
+
+
+def explanation_as_text(explanation: Explanation) -> str:
+    """The table and the sentence."""
+    if not explanation.base.held:
+        return "Nothing of it shows here as it is, so nothing can be said to end it."
+    rows = [
+        [row.variant.change, {True: "ends it", False: "does not", None: "?"}[row.ends], *_counts(row), row.told]
+        for row in explanation.rows
+    ]
+    table = tabulate(
+        [["as it was", "-", *_counts_of(explanation.base), "; ".join(map(wanted, explanation.base.held))], *rows],
+        headers=["one change", "symptom", "recompiles", "limit hits", "breaks", "what is left"],
+        maxcolwidths=[None, None, None, None, None, 60],
+        disable_numparse=True,
+    )
+    not_tried = [f"not tried: {one.variant.change}: {one.obstacle}" for one in explanation.not_tried]
+    return "\n".join([table, *not_tried, "", sentence(explanation)])
+
+
+def sentence(explanation: Explanation) -> str:
+    """Name the smallest change that ends it, and what it leaves."""
+    enders = explanation.enders
+    if not enders:
+        tried = len(explanation.rows)
+        return f"None of the {tried} changes that were tried ends it." if tried else "Nothing was tried."
+    first, *others = enders
+    text = f"The smallest change that ends it is {first.variant.change}{_leaves(first)}."
+    if others:
+        text += f" So do {', '.join(f'{row.variant.change}{_leaves(row)}' for row in others)}."
+    return text
+
+
+def _leaves(row: Row) -> str:
+    """A symptom may be gone and its cause not: a higher limit is not hit, and recompiles go on."""
+    recompiles = _recompiles(row)
+    return "" if recompiles is None else f" ({recompiles:g} recompiles)"
+
+
+def _recompiles(row: Row) -> float | None:
+    return _figure(row.reproduction, "recompiles_total") if row.reproduction else None
+
+
+def _counts(row: Row) -> list[str]:
+    return _counts_of(row.reproduction)
+
+
+def _counts_of(reproduction: Reproduction | None) -> list[str]:
+    names = ("recompiles_total", "recompile_limit", "graph_breaks")
+    values = [_figure(reproduction, name) if reproduction else None for name in names]
+    return ["-" if value is None else f"{value:g}" for value in values]
+
+
+def _figure(reproduction: Reproduction, name: str) -> float | None:
+    evidence = reproduction.result.evidence.get(Suite.RECOMPILE)
+    figure = evidence.figures.get(name) if evidence else None
+    return figure.value if figure else None
+
+
+def explanation_as_data(explanation: Explanation) -> dict[str, Any]:
+    return {
+        "changes": [
+            {
+                "axis": row.variant.axis,
+                "change": row.variant.change,
+                "ends": row.ends,
+                "told": row.told,
+                "cell": row.reproduction.result.cell if row.reproduction else None,
+                "recompiles": _recompiles(row),
+                "stored": row.reproduction.stored or None if row.reproduction else None,
+            }
+            for row in explanation.rows
+        ],
+        "not_tried": [{"change": one.variant.change, "why": one.obstacle} for one in explanation.not_tried],
+        "smallest": explanation.enders[0].variant.change if explanation.enders else None,
+        "sentence": sentence(explanation) if explanation.base.held else None,
+    }

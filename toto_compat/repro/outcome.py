@@ -1,0 +1,321 @@
+"""What came of running an incident again: every part of it held, not held, not judged, or not looked for here."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from toto_compat.contract.events import Event, EventKind
+from toto_compat.contract.failure_messages import FAILURE_KINDS
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.request import Device, Environment
+from toto_compat.contract.result import CellResult, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.suites import Suite
+from toto_compat.logs.parse import parse_lines
+from toto_compat.matrix.gates import Gate
+from toto_compat.repro.incident import (
+    Expectation,
+    ExpectedEvent,
+    FailedGate,
+    Incident,
+    Match,
+    applies_to,
+    describe_left_out,
+    describe_match,
+    match_event,
+    wanted,
+)
+from toto_compat.verdict.judge import JudgedGate, Status, judge, one_line
+
+_OF_CUDA_GRAPHS = frozenset({EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION})
+
+
+class Verdict(StrEnum):
+    REPRODUCED = "REPRODUCED"  # everything that was looked for is as in production
+    PARTLY = "PARTLY"  # some of it
+    NOT_REPRODUCED = "NOT REPRODUCED"  # none of it, and all that was looked for was judged
+    NOT_JUDGED = "NOT JUDGED"  # none of it, and something could not be judged
+
+
+@dataclass(frozen=True)
+class Place:
+    """Says where something expected is looked for. Without a suite it is not, and `why_not` says why."""
+
+    suite: Suite | None
+    predicted: bool = False
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class GateMatch:
+    """One gate that the incident broke, as it was judged again. `holds` None: it could not be judged."""
+
+    expected: FailedGate
+    holds: bool | None
+    told: str  # the figure and its limit, or what is missing
+    predicted: bool = False
+    passes: bool = False  # it kept its limit; else it may fail as well, with another figure
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Something expected that nobody could have seen here, and why."""
+
+    expected: Expectation
+    why: str
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Holds what came of running an incident again."""
+
+    incident: Incident
+    result: CellResult
+    events: tuple[Event, ...]
+    matches: tuple[Match, ...]
+    gates: tuple[GateMatch, ...] = ()
+    unseen: tuple[Unseen, ...] = ()  # needs a GPU
+    unjudged: tuple[Unseen, ...] = ()  # its suite did not finish
+    predicted: tuple[Expectation, ...] = ()  # those of `matches` that were predicted
+    raised: str = ""  # what the compiled forecast raised: that something did not occur says nothing then
+    log: str = ""  # the cell's log on this machine
+    stored: str = ""  # when the cell ran, if it was not run for this
+    seconds: float = 0.0
+
+    @property
+    def held(self) -> tuple[Expectation, ...]:
+        return tuple(
+            [match.expected for match in self.matches if match.holds]
+            + [gate.expected for gate in self.gates if gate.holds]
+        )
+
+    @property
+    def not_held(self) -> tuple[Expectation, ...]:
+        return tuple(
+            [match.expected for match in self.matches if not match.holds]
+            + [gate.expected for gate in self.gates if gate.holds is False]
+        )
+
+    @property
+    def not_judged(self) -> tuple[Expectation, ...]:
+        return tuple(
+            [one.expected for one in self.unjudged] + [gate.expected for gate in self.gates if gate.holds is None]
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.held:
+            return Verdict.PARTLY if self.not_held or self.not_judged else Verdict.REPRODUCED
+        if self.not_judged or self.result.failure is not None:
+            return Verdict.NOT_JUDGED
+        return Verdict.NOT_REPRODUCED
+
+    @property
+    def reproduced(self) -> bool:
+        return self.verdict is Verdict.REPRODUCED
+
+    @property
+    def looked(self) -> bool:
+        """Tell if anything at all was looked for."""
+        return bool(self.matches or self.gates or self.unjudged)
+
+    @property
+    def ended(self) -> bool:
+        """Tell if the symptom is gone: judged in whole, none of it there, and the forecast was compiled and ran."""
+        return (
+            self.verdict is Verdict.NOT_REPRODUCED
+            and self.looked
+            and all(symptom_left(expected, self) == "" for expected in self.not_held)
+            and not self.raised
+            and self.compiled
+        )
+
+    @property
+    def compiled(self) -> bool:
+        """Tell if dynamo compiled anything: what runs eager has no symptoms either. True where nobody counted."""
+        evidence = self.result.evidence.get(Suite.RECOMPILE)
+        figure = evidence.figures.get("compilations") if evidence else None
+        return figure is None or figure.value is None or figure.value > 0
+
+    @property
+    def left_out(self) -> tuple[Expectation, ...]:
+        """What is expected on another release than the one that ran."""
+        torch = self.result.provenance.torch or self.result.request.environment.torch
+        return tuple(one for one in expectations(self.incident) if not applies_to(one, torch))
+
+
+def expectations(incident: Incident) -> tuple[Expectation, ...]:
+    return (*incident.expect, *incident.gates)
+
+
+def place_of(expected: Expectation, environment: Environment, device: Device) -> Place:
+    """Where it is looked for: a suite that shows it on this device, one that predicts it, or nowhere here."""
+    if isinstance(expected, FailedGate):
+        suite, of_cuda = expected.gate.rule.suite, expected.gate.rule.only_on is Device.CUDA
+    else:
+        assert isinstance(expected, ExpectedEvent)
+        of_cuda = expected.kind in _OF_CUDA_GRAPHS
+        suite = Suite.CUDAGRAPH if of_cuda else Suite.RECOMPILE
+    if device is Device.CUDA or not (of_cuda or expected.needs == "cuda"):
+        return Place(suite)
+    for predictor in expected.predicted_by:
+        if predictor == Suite.CUDAGRAPH.value or environment.device is Device.CUDA:
+            return Place(Suite(predictor), predicted=True)
+    lowering = ", or a CUDA build of torch to compile for one" if expected.predicted_by else ""
+    return Place(None, why_not=f"needs a GPU{lowering}")
+
+
+def suites_of(incident: Incident, environment: Environment, device: Device) -> tuple[Suite, ...]:
+    """The suites that an incident takes on this device: those that show or predict its parts, and those asked for."""
+    needed = {place_of(one, environment, device).suite for one in expectations(incident)}
+    needed |= set(incident.suites)
+    return tuple(suite for suite in Suite if suite in needed) or (Suite.RECOMPILE,)
+
+
+def look_at(incident: Incident, result: CellResult, limits: Mapping[Gate, GateLimit]) -> Reproduction:
+    """Hold a cell's result against the incident; `limits` are those of the gates that name none of their own."""
+    request = result.request
+    torch = result.provenance.torch or request.environment.torch
+    matches: list[Match] = []
+    gates: list[GateMatch] = []
+    unseen: list[Unseen] = []
+    unjudged: list[Unseen] = []
+    predicted: list[Expectation] = []
+    for expected in expectations(incident):
+        if not applies_to(expected, torch):
+            continue
+        place = place_of(expected, request.environment, request.device)
+        if place.suite is None:
+            unseen.append(Unseen(expected, place.why_not))
+        elif problem := _no_evidence(result, place.suite):
+            unjudged.append(Unseen(expected, problem))
+        elif isinstance(expected, FailedGate):
+            gates.append(_judged(expected, place, result, limits))
+        else:
+            assert isinstance(expected, ExpectedEvent)
+            match, evidence = (
+                match_event(expected, events_of(result.evidence[place.suite])),
+                result.evidence[place.suite],
+            )
+            if expected.at_most is not None and match.holds and _events_were_dropped(evidence):
+                unjudged.append(Unseen(expected, "the cell kept only some of its events: there may be more"))
+                continue
+            matches.append(match)
+            if place.predicted:
+                predicted.append(expected)
+    seen = [event for suite in result.evidence for event in events_of(result.evidence[suite])]
+    return Reproduction(
+        incident=incident,
+        result=result,
+        events=tuple(seen),
+        matches=tuple(matches),
+        gates=tuple(gates),
+        unseen=tuple(unseen),
+        unjudged=tuple(unjudged),
+        predicted=tuple(predicted),
+        raised=_raised(result),
+    )
+
+
+def events_of(evidence: SuiteEvidence) -> tuple[Event, ...]:
+    """The events of a suite; of a forecast that raised, also what its error would have said in a log."""
+    if evidence.outcome is not Outcome.MODEL_FAILED or evidence.failure is None:
+        return evidence.events
+    said = [*evidence.failure.last_lines, *evidence.failure.message.splitlines()]
+    failures = {event.reason: event for event in parse_lines(said, "live") if event.kind in FAILURE_KINDS}
+    return (*evidence.events, *failures.values())
+
+
+def _events_were_dropped(evidence: SuiteEvidence) -> bool:
+    seen = evidence.details.get("events_seen")
+    return isinstance(seen, int) and seen > len(evidence.events)
+
+
+def _no_evidence(result: CellResult, suite: Suite) -> str:
+    """Say why a suite tells nothing; empty where it does. A forecast that raises is evidence too."""
+    if result.failure is not None:
+        return f"{result.failure.kind}: {result.failure.message}"
+    evidence = result.evidence.get(suite)
+    if evidence is None:
+        return f"the cell left no evidence of the {suite.value} suite"
+    if evidence.outcome in (Outcome.ERROR, Outcome.NOT_RUN):
+        return evidence.failure.message if evidence.failure else evidence.outcome.value
+    return ""
+
+
+def _judged(expected: FailedGate, place: Place, result: CellResult, limits: Mapping[Gate, GateLimit]) -> GateMatch:
+    limit = expected.limit or limits.get(expected.gate) or expected.gate.rule.default
+    assert limit is not None and place.suite is not None
+    if place.predicted:
+        return _judged_by_prediction(expected, limit, result.evidence[place.suite])
+    judged = judge(result, {expected.gate: limit}).gates[expected.gate]
+    if judged.status in (Status.INCONCLUSIVE, Status.NOT_APPLICABLE):
+        return GateMatch(expected, None, judged.reason)
+    holds = judged.status is Status.FAIL and _figure_is_there(expected, judged)
+    return GateMatch(expected, holds, f"{judged.status.value}: {judged.reason}", passes=judged.status is Status.PASS)
+
+
+def _figure_is_there(expected: FailedGate, judged: JudgedGate) -> bool:
+    if expected.figure is None:
+        return True
+    return judged.value is not None and expected.figure.admits(judged.value)
+
+
+def _judged_by_prediction(expected: FailedGate, limit: GateLimit, evidence: SuiteEvidence) -> GateMatch:
+    figure = evidence.figures.get(expected.gate.figure)
+    if figure is None or figure.value is None:
+        return GateMatch(expected, None, figure.missing if figure else "no figure was predicted", predicted=True)
+    assert figure.kind is not Kind.MEASURED, "a prediction is asked for where nothing can be measured"
+    passes = limit.admits(figure.value)
+    holds = not passes and (expected.figure is None or expected.figure.admits(figure.value))
+    told = f"{figure.value:g} {figure.kind.value}, limit {limit.text}"
+    return GateMatch(expected, holds, told, predicted=True, passes=passes)
+
+
+def _raised(result: CellResult) -> str:
+    for suite, evidence in result.evidence.items():
+        if evidence.outcome is Outcome.MODEL_FAILED:
+            told = evidence.failure.message if evidence.failure else "no error was recorded"
+            return one_line(f"{told} ({suite.value} suite)")
+    return ""
+
+
+def symptom_left(expected: Expectation, tried: Reproduction) -> str | None:
+    """Say what is left of something expected in another run of it: empty if it is gone, None if that was not judged.
+
+    An event of the same kind elsewhere, or a gate that fails with another figure, is left: the symptom only moved.
+    """
+    for match in tried.matches:
+        if match.expected == expected:
+            if match.holds:
+                return "the same"
+            if match.nearest is not None:
+                where = f" in {match.nearest.function}" if match.nearest.function else ""
+                return one_line(f"another {match.nearest.kind.value}{where}: {match.nearest.reason}")
+            return ""
+    for gate in tried.gates:
+        if gate.expected == expected and gate.holds is not None:
+            return "" if gate.passes else gate.told
+    return None
+
+
+def describe_parts(reproduction: Reproduction) -> Iterator[str]:
+    """Every part of the incident and what became of it, a line or two each."""
+    for match in reproduction.matches:
+        yield from describe_match(match, predicted=match.expected in reproduction.predicted)
+    for gate in reproduction.gates:
+        yield from _describe_gate(gate)
+    for one in reproduction.unjudged:
+        yield f"not judged         {wanted(one.expected)}"
+        yield f"                   {one_line(one.why)}"
+    for one in reproduction.unseen:
+        yield f"not looked for     {wanted(one.expected)}: {one.why}"
+    for expected in reproduction.left_out:
+        yield describe_left_out(expected)
+
+
+def _describe_gate(gate: GateMatch) -> Iterator[str]:
+    state = {True: "as in production", False: "different", None: "not judged"}[gate.holds]
+    if gate.predicted and gate.holds:
+        state = "predicted"
+    yield f"{state:<19}{wanted(gate.expected)}"
+    yield f"                   {gate.told} here"
