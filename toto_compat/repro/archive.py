@@ -1,4 +1,4 @@
-"""A bundle as a file: one zip with a manifest that names every member and its hash. Made the same from the same content.
+"""A bundle as a file: one zip with a manifest that names every member and its hash. The same content makes the same file.
 
 Reading trusts nothing in it: names, kinds, sizes and hashes are checked before a byte is written, and what is written
 is counted again.
@@ -207,7 +207,7 @@ def _checked_entries(archive: zipfile.ZipFile, path: Path, limits: Limits) -> di
         entries[name] = entry
     for prefix in {str(parent) for name in entries for parent in PurePosixPath(name).parents}:
         if prefix in entries:
-            raise BundleError(f"{path}: {ascii(prefix[:100])} is a file and a folder", hint=_UNSAFE)
+            raise BundleError(f"{path}: {prefix[:100]!a} is a file and a folder", hint=_UNSAFE)
     _check_totals(entries, path, limits)
     return entries
 
@@ -275,9 +275,9 @@ _ASK_AGAIN = "it was changed or damaged: ask for the bundle again"
 def _compare_listing(manifest: Manifest, entries: Mapping[str, zipfile.ZipInfo], path: Path) -> None:
     there, listed = set(entries) - {MANIFEST}, set(manifest.files)
     if missing := sorted(listed - there):
-        raise BundleError(f"{path}: {ascii(missing[0])} is in its manifest and not in it", hint=_ASK_AGAIN)
+        raise BundleError(f"{path}: {missing[0]!a} is in its manifest and not in it", hint=_ASK_AGAIN)
     if added := sorted(there - listed):
-        raise BundleError(f"{path}: {ascii(added[0])} is in it and not in its manifest", hint=_ASK_AGAIN)
+        raise BundleError(f"{path}: {added[0]!a} is in it and not in its manifest", hint=_ASK_AGAIN)
 
 
 def _unpack_one(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path, member: Member, path: Path) -> None:
@@ -293,7 +293,7 @@ def _unpack_one(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path, 
             file.write(chunk)
     if written != member.bytes or digest.hexdigest() != member.sha256:
         raise BundleError(
-            f"{path}: {ascii(entry.orig_filename[:100])} is not what the manifest says: sha256"
+            f"{path}: {entry.orig_filename[:100]!a} is not what the manifest says: sha256"
             f" {digest.hexdigest()[:12]}..., {written} bytes",
             hint=_ASK_AGAIN,
         )

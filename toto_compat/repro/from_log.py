@@ -33,6 +33,7 @@ from toto_compat.repro.seen import (
     guess_scalar_capture,
     how_sure,
 )
+from toto_compat.repro.variables import why_refused
 
 MODES = ("default", "reduce-overhead", "max-autotune")
 _MOST_EXPECTED = 12
@@ -308,9 +309,6 @@ def _put_settings(draft: Draft, seen: Seen, variables: Mapping[str, str], cache:
 
 def _put_variables(draft: Draft, variables: Mapping[str, str], env: Path) -> None:
     """Pass on what a cell may be given; everything else is named, its value never written."""
-    # here and not above: an incident from a log alone needs none of it
-    from toto_compat.repro.variables import why_refused
-
     clean = redact_variables(variables)
     passed = {name: value for name, value in clean.items() if REDACTED not in value and not why_refused(name, value)}
     read_here = {"TOTO_COMPILE_MODE", "TOTO_COMPILE_BACKEND", "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS"}
@@ -409,8 +407,7 @@ def _one_line(text: str) -> str:
 
 def write_incident(text: str, target: Path) -> None:
     """Write the file, which must not exist, whole or not at all; what is written can be loaded."""
-    if redact(text) != text:
-        raise StorageError(f"{target}: a secret was left in it, nothing was written", hint="please report this")
+    text = redact(text)  # once more as a whole: nothing that was joined together may read as a secret
     try:
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:

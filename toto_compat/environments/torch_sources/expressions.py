@@ -111,8 +111,10 @@ def _arithmetic(operator: ast.operator, one: Any, other: Any) -> Any:
         if not (isinstance(one, int) and isinstance(other, int) and 0 <= other <= 40 and abs(one) <= 1024):
             raise Unknown
         value = one**other if isinstance(operator, ast.Pow) else one << other
-    else:
+    elif isinstance(one, int | float) == isinstance(other, int | float):  # a list times a number may fill the memory
         value = _ARITHMETIC[type(operator)](one, other)
+    else:
+        raise Unknown
     if isinstance(value, int | float) and abs(value) > _LARGEST:
         raise Unknown
     return value
