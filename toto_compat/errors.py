@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     NOT_REPRODUCED = 11  # an incident did not show all that is expected of it
     ENGINE = 12  # the container engine does not answer or refused
     MISSING_EXTRA = 13  # the command needs packages that a slim install leaves out
+    BUNDLE = 14  # a bundle is damaged, unsafe to unpack, or none of ours
     INTERRUPTED = 130  # Ctrl-C
 
 
@@ -69,3 +70,7 @@ class MissingExtraError(TotoCompatError):
 
 class EngineError(TotoCompatError):
     code = ExitCode.ENGINE
+
+
+class BundleError(TotoCompatError):
+    code = ExitCode.BUNDLE

@@ -33,7 +33,7 @@ def is_trace_folder(path: str) -> bool:
 
 def trace_events(folder: Path, name: str) -> Iterator[Event]:
     """The events of every process that traced into the folder."""
-    tlparse = _tlparse()
+    tlparse = tlparse_program()
     for trace in sorted(folder.glob(_TRACES)):
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / "out"
@@ -53,7 +53,8 @@ def trace_events(folder: Path, name: str) -> Iterator[Event]:
             yield from _events_of(out, f"{name}/{trace.name}")
 
 
-def _tlparse() -> str:
+def tlparse_program() -> str:
+    """Name the program that reads a trace; InputError where it is not installed."""
     beside = Path(sys.executable).parent / "tlparse"
     found = str(beside) if beside.exists() else shutil.which("tlparse")
     if found is None:

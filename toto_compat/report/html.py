@@ -72,7 +72,8 @@ def render_page(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -> 
 
     def details(number: int) -> dict[str, Any]:
         cell = judged.cells[number]
-        return cell_details(cell, [*history.get(cell_name(cell), ()), as_past_row(cell, info)], numbers[number])
+        past = [*history.get(cell_name(cell), ()), as_past_row(cell, info)]
+        return cell_details(cell, past, numbers[number], judged.run.folder)
 
     everything = range(len(judged.cells))
     packs = [everything[first : first + _CELLS_PER_PACK] for first in everything[::_CELLS_PER_PACK]]

@@ -22,7 +22,7 @@ from toto_compat.report.compatibility import row as compatibility_row
 from toto_compat.report.symbols import symbol_rows
 from toto_compat.report.table import value_text
 from toto_compat.verdict.decision import Contender, torch_release
-from toto_compat.verdict.judge import JudgedCell, JudgedGate, forecast_text, rerun_command
+from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status, forecast_text, rerun_command
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
 from toto_compat.verdict.without_gpu import known_without_gpu
 
@@ -94,7 +94,9 @@ def grid_of(cells: Sequence[JudgedCell]) -> Grid:
     )
 
 
-def cell_details(cell: JudgedCell, history: Sequence[PastRow], provenance_number: int) -> dict[str, Any]:
+def cell_details(
+    cell: JudgedCell, history: Sequence[PastRow], provenance_number: int, run: Path | None = None
+) -> dict[str, Any]:
     """Everything that opens with a cell. All text is raw: the page escapes it by writing it as text."""
     result = cell.result
     speed = result.evidence.get(Suite.SPEED)
@@ -125,10 +127,19 @@ def cell_details(cell: JudgedCell, history: Sequence[PastRow], provenance_number
         "provenance": provenance_number,
         "started": result.provenance.started,
         "rerun": rerun_command(result),
+        "bundle": bundle_command(run, cell) if run else "",
         "files": [f"cells/{result.cell}.json", f"logs/{result.cell}.log"],
         "reusedFrom": result.ran_in if isinstance(result, StoredCell) and result.reused else "",
         "history": [[past.run, past.date, past.verdict, past.speedup, past.recompiles_total] for past in history],
     }
+
+
+def bundle_command(run: Path, cell: JudgedCell) -> str:
+    """Tell how to make the bundle of a red cell: what happened to it, in one file; empty for a cell that is not red."""
+    if cell.verdict is not Status.FAIL:
+        return ""
+    name = f"{run.parent.name}/{run.name}" if run.parent.name == "reference" else run.name
+    return shlex.join(["toto-compat", "repro", name, str(cell.result.cell)])
 
 
 def _lowered(result: CellResult) -> dict[str, Any] | None:

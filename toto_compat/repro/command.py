@@ -15,6 +15,14 @@ from toto_compat.contract.request import CellRequest
 from toto_compat.errors import ExitCode
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
+from toto_compat.repro.bundling import (
+    Bundling,
+    ToRun,
+    bundle_reproduction,
+    bundling_options,
+    compared_with_bundle,
+    what_to_run,
+)
 from toto_compat.repro.explain import AXES, Explanation, axes_of, explain, explanation_as_data, explanation_as_text
 from toto_compat.repro.incident import Incident, check_names, load_incident, wanted
 from toto_compat.repro.outcome import Reproduction, Verdict, describe_parts
@@ -52,7 +60,8 @@ class Minutes(click.FloatRange):
 
 
 @click.command("repro")
-@click.argument("incident_file", type=click.Path(path_type=Path))
+@click.argument("words", nargs=-1, metavar="[INCIDENT.yaml | BUNDLE | RUN CELL]")
+@bundling_options
 @click.option("--cache", help="Another cache than the incident's: is it gone with fixed_size?")
 @click.option("--environment", metavar="NAME", help="Another environment than production's.")
 @click.option(
@@ -78,7 +87,7 @@ class Minutes(click.FloatRange):
 @matrix_option
 def repro_command(
     *,
-    incident_file: Path,
+    words: tuple[str, ...],
     cache: str | None,
     environment: str | None,
     axes: str | None,
@@ -89,16 +98,53 @@ def repro_command(
     timeout: float,
     as_json: bool,
     matrix_file: Path | None,
+    **bundling: Any,
 ) -> None:
-    """Run a production incident again in its pinned environment.
+    """Run a production incident again in its pinned environment, from its file or from a bundle.
+
+    RUN CELL puts a red cell of a run into a bundle; --from-log writes an incident file from a production log.
 
     Exit code 0: REPRODUCED, all that can be seen here is as in production. 11: PARTLY or NOT REPRODUCED, and what
     differed is printed; with --cache that is the good news. 6: it could not be run or judged."""
     if dry_run and axes is None:
         raise click.UsageError("--dry-run shows the plan of --explain: name both")
+    options = Bundling(**bundling)
+    with what_to_run(words, options, matrix_file, runtime) as to_run:
+        if to_run is not None:
+            run_incident(
+                to_run,
+                options,
+                cache=cache,
+                environment=environment,
+                axes=axes,
+                dry_run=dry_run,
+                stored=stored,
+                runtime=runtime,
+                device=device,
+                timeout=timeout,
+                as_json=as_json,
+            )
+
+
+def run_incident(
+    to_run: ToRun,
+    options: Bundling,
+    *,
+    cache: str | None,
+    environment: str | None,
+    axes: str | None,
+    dry_run: bool,
+    stored: bool,
+    runtime: RuntimeName,
+    device: str,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Run an incident and say what came of it, explained or put into a bundle if that is asked."""
     wanted_axes = axes_of(axes) if axes is not None else ()
+    incident_file = to_run.incident_file
     incident = load_incident(incident_file)
-    matrix_path = find_matrix_file(matrix_file)
+    matrix_path = find_matrix_file(to_run.matrix_file)
     matrix = load_matrix(matrix_path)
     check_names(incident_file, matrix)
     where: dict[str, Any] = {"device": choose_device(device), "timeout_minutes": timeout}
@@ -107,7 +153,11 @@ def repro_command(
     check_own_pins(incident_file, incident, request, runtime, matrix)
     if axes is None:
         reproduction = reproduce(incident, request, runtime, matrix, stored_first=stored)
+        for line in compared_with_bundle(to_run, reproduction.result):
+            say(line)
         click.echo(json.dumps(as_data(reproduction), indent=2) if as_json else as_text(reproduction))
+        if options.bundle:
+            bundle_reproduction(reproduction, folder, matrix, options, runtime)
         finish(exit_code(reproduction))
         return
 

@@ -279,7 +279,8 @@ function fillDetails(cell, provenance) {
     gate.kind && gate.kind !== "measured" ? element("span", { class: "predicted" }, `≈ ${gate.kind}`) : gate.kind,
     element("div", { title: gate.method }, gate.reason, gate.next ? element("div", { class: "note" }, "get it with ", element("code", {}, gate.next)) : ""),
   ]), [5]);
-  const parts = [lead, copyable("Run this cell again", cell.rerun), ...section("Gates", gates)];
+  const parts = [lead, copyable("Run this cell again", cell.rerun),
+    ...(cell.bundle ? [copyable("Put all of it into one file, for an issue or another machine", cell.bundle)] : []), ...section("Gates", gates)];
   if (cell.failure) parts.push(...section("The cell did not finish", element("pre", { tabindex: "0" }, failureText(cell.failure))));
   if (cell.lowered) parts.push(...section("Compiled for CUDA without a GPU", element("p", {}, element("span", { class: "predicted" }, "≈ decides nothing"), ` ${cell.lowered.told}.`), table(
     ["GPU", "graphs lowered", "whole in CUDA graphs", "partitions captured", "kernels", "most registers", "spilling", "library calls", "values on the CPU", "seconds", "torch said"], cell.lowered.rows, [7, 10])));

@@ -1,0 +1,285 @@
+"""Bundles on the command line: made of an incident that was run again, or of a red cell; and taken apart for a replay."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from toto_compat.contract.request import CellRequest
+from toto_compat.contract.result import CellResult
+from toto_compat.environments.locks import Lock, lock_on_the_spot, read_lock
+from toto_compat.environments.wheelhouse import fetch_wheels, verify_wheels, wheel_path
+from toto_compat.errors import BundleError, EnvironmentBuildError, InputError
+from toto_compat.evidence.files import cache_folder
+from toto_compat.evidence.store import log_path
+from toto_compat.matrix.load import find_matrix_file, load_matrix
+from toto_compat.matrix.schema import Matrix
+from toto_compat.repro.archive import SUFFIX, WHEELS, Manifest, is_bundle, unpack, write_bundle
+from toto_compat.repro.contents import INCIDENT, MATRIX, PACKAGES, about, add_run, add_script, failing_frames, gather
+from toto_compat.repro.from_log import as_yaml, draft_incident, read_freeze, write_incident
+from toto_compat.repro.incident import Incident
+from toto_compat.repro.outcome import Reproduction
+from toto_compat.repro.pins import is_pinned
+from toto_compat.repro.red_cell import find_red_cell, incident_of
+from toto_compat.repro.seen import how_sure, read_log_or_explain
+from toto_compat.repro.trace import run_minimal
+from toto_compat.runtimes.open import RuntimeName, open_runtime
+from toto_compat.runtimes.progress import say
+
+_MINIMAL_MINUTES = 20.0
+
+
+@dataclass(frozen=True)
+class Bundling:
+    """Holds what the command line says about logs and bundles."""
+
+    from_log: str | None
+    torch: str | None
+    freeze: Path | None
+    env_file: Path | None
+    output: Path | None
+    bundle: bool
+    with_wheels: bool
+    no_trace: bool
+
+
+def bundling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of this module to the command."""
+    options = [
+        click.option("--from-log", metavar="LOG", help="Write an incident file from a production log (- is stdin)."),
+        click.option("--torch", metavar="RELEASE", help="With --from-log, the release that production ran."),
+        click.option("--freeze", type=click.Path(path_type=Path), help="With --from-log, its pip freeze."),
+        click.option("--env", "env_file", type=click.Path(path_type=Path), help="With --from-log, its env file."),
+        click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; it must not exist."),
+        click.option("--bundle", is_flag=True, help="Put what was run into one file, for an issue or another machine."),
+        click.option("--with-wheels", is_flag=True, help="With the wheels of its lock, for a replay without network."),
+        click.option("--no-trace", is_flag=True, help="Do not run the minimal script for TORCH_TRACE."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class ToRun:
+    """An incident to run: a file, the matrix that comes with it, and the bundle that it is from."""
+
+    incident_file: Path
+    matrix_file: Path | None
+    manifest: Manifest | None = None
+    packages: tuple[str, ...] = ()
+
+
+@contextmanager
+def what_to_run(
+    words: tuple[str, ...], options: Bundling, matrix_file: Path | None, runtime: RuntimeName
+) -> Iterator[ToRun | None]:
+    """Do what is asked unless it is to run an incident; then give that, for as long as its files are there."""
+    if options.from_log is not None:
+        if words:
+            raise click.UsageError("--from-log writes an incident; run that afterwards")
+        from_log(options, matrix_file)
+        yield None
+    elif len(words) == 2:
+        bundle_red_cell(words[0], words[1], options, matrix_file, runtime)
+        yield None
+    elif len(words) != 1:
+        raise click.UsageError("name an INCIDENT.yaml, a BUNDLE, or a RUN and one of its red CELLs")
+    elif is_bundle(Path(words[0])):
+        with replayed(Path(words[0])) as to_run:
+            yield to_run
+    else:
+        yield ToRun(Path(words[0]), matrix_file)
+
+
+# --- an incident from a log -------------------------------------------------------------------------------------------
+
+
+def from_log(options: Bundling, matrix_file: Path | None) -> None:
+    """Write an incident file and say what is certain in it and what is not."""
+    assert options.from_log is not None
+    seen = read_log_or_explain(options.from_log)
+    matrix = load_matrix(find_matrix_file(matrix_file))
+    freeze = read_freeze(options.freeze) if options.freeze else None
+    draft = draft_incident(seen, matrix, torch=options.torch, freeze=freeze, env=options.env_file)
+    target = options.output or Path(f"incident-{draft.keys['date']}.yaml")
+    write_incident(as_yaml(draft, seen), target)
+    click.echo(f"{target}: {draft.keys['title']} ({draft.keys['date']})")
+    for line in draft.told:
+        click.echo(f"  {line}")
+    if seen.releases and seen.releases[0].fits:
+        named = ", ".join(one.release for one in seen.releases[:8])
+        click.echo(f"  torch candidates by the log: {named} ({how_sure(seen.releases)})")
+    for gap in draft.unknown:
+        click.echo(f"  unknown: {gap}")
+    click.echo(f"Read it, then run it: toto-compat repro {target}")
+
+
+# --- making -----------------------------------------------------------------------------------------------------------
+
+
+def bundle_reproduction(
+    reproduction: Reproduction, incident_folder: Path, matrix: Matrix, options: Bundling, runtime: RuntimeName
+) -> Path:
+    """Put an incident that was just run into a bundle."""
+    log = Path(reproduction.log) if reproduction.log else None
+    return make_bundle(
+        reproduction.incident,
+        incident_folder,
+        reproduction.result,
+        matrix,
+        log=log,
+        shows=reproduction.verdict.value,
+        options=options,
+        runtime_name=runtime,
+    )
+
+
+def bundle_red_cell(
+    run_name: str, cell_name: str, options: Bundling, matrix_file: Path | None, runtime: RuntimeName
+) -> None:
+    """Put a red cell of a run into a bundle; nothing of it is measured again."""
+    run, cell = find_red_cell(run_name, cell_name)
+    matrix_path = find_matrix_file(matrix_file)
+    make_bundle(
+        incident_of(run, cell),
+        matrix_path.resolve().parent,
+        cell.result,
+        load_matrix(matrix_path),
+        log=log_path(run.folder, cell.result.cell),
+        shows=f"FAIL by {cell.decided_by.value if cell.decided_by else 'failure'}",
+        options=options,
+        runtime_name=runtime,
+    )
+
+
+def make_bundle(
+    incident: Incident,
+    incident_folder: Path,
+    result: CellResult,
+    matrix: Matrix,
+    *,
+    log: Path | None,
+    shows: str,
+    options: Bundling,
+    runtime_name: RuntimeName,
+) -> Path:
+    """Gather, run the minimal script where the environment is built here, and write the file."""
+    target = options.output or Path(f"{str(result.cell).replace('/', '_').replace('@', '_')}{SUFFIX}")
+    if target.exists():
+        raise InputError(f"{target} exists and is not overwritten", hint="name another file with -o")
+    command = ["toto-compat", *sys.argv[1:]]
+    contents = gather(incident, incident_folder, result, matrix, log=log, command=command, shows=shows)
+    script = add_script(contents, incident, result)
+    if script and not options.no_trace:
+        prepared_run = _traced_run(script, result, runtime_name, matrix)
+        if isinstance(prepared_run, str):
+            contents.notes.append(prepared_run)
+        else:
+            add_run(contents, prepared_run)
+    wheels = locked_wheels(result.request) if options.with_wheels else {}
+    head = about(result, contents, command=command, shows=shows)
+    manifest = write_bundle(target, head, contents.files, wheels)
+    size = target.stat().st_size
+    click.echo(f"{target}: {len(manifest.files)} files, {size / 1e6:.1f} MB, {shows}")
+    for note in manifest.notes:
+        click.echo(f"  {note}")
+    click.echo(f"Replay it anywhere: toto-compat repro {target.name}")
+    return target
+
+
+def _traced_run(script: str, result: CellResult, runtime_name: RuntimeName, matrix: Matrix) -> Any:
+    """Run the script where the environment is there already; a bundle alone builds none. A text says why not."""
+    request = result.request
+    name = request.cell.environment
+    try:
+        runtime = open_runtime(runtime_name, limits=matrix.limits, device=request.device)
+        if runtime.lock_of(name, request.environment) is None:
+            return f"the minimal script was not run, so there is no trace: {name} is not built in {runtime.name} here"
+        prepared = runtime.build(name, request.environment, say)
+    except EnvironmentBuildError as error:
+        return f"the minimal script was not run, so there is no trace: {error.message}"
+    say(f"running the minimal script in {name} for its trace; this takes minutes")
+    return run_minimal(runtime, prepared, script, minutes=_MINIMAL_MINUTES, frames=failing_frames(result))
+
+
+def locked_wheels(request: CellRequest) -> dict[str, Path]:
+    """The wheels of the environment's lock, fetched and checked."""
+    name = request.cell.environment
+    lock = _lock_of(request)
+    fetch_wheels(lock, request.environment, say)
+    verify_wheels(lock.packages)
+    say(f"{name}: {len(lock.packages)} wheels go into the bundle")
+    return {package.file: wheel_path(package) for package in lock.packages}
+
+
+def _lock_of(request: CellRequest) -> Lock:
+    name = request.cell.environment
+    if is_pinned(name):
+        lock_on_the_spot(name, request.environment, say)
+    return read_lock(name, request.environment)
+
+
+# --- replaying --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replayed(path: Path) -> Iterator[ToRun]:
+    """Unpack a bundle that holds what it says, and let its wheels stand in for the package index while it is run."""
+    with tempfile.TemporaryDirectory(prefix="bundle-", dir=cache_folder()) as scratch:
+        folder = Path(scratch)
+        manifest = unpack(path, folder)
+        for needed in (INCIDENT, MATRIX):
+            if not (folder / needed).is_file():
+                raise BundleError(f"{path}: no {needed} in it", hint="it is no bundle of an incident or a cell")
+        say(f"{path.name}: {len(manifest.files)} files, every hash as in its manifest; it showed {manifest.shows}")
+        if any(name.startswith("cache/") for name in manifest.files):
+            say("it brings code of its own: a cache that is run as it is")
+        listed = folder / PACKAGES
+        packages = tuple(listed.read_text(encoding="utf-8").split()) if listed.is_file() else ()
+        with _only_these_wheels(folder / WHEELS.rstrip("/")):
+            yield ToRun(folder / INCIDENT, folder / MATRIX, manifest, packages)
+
+
+@contextmanager
+def _only_these_wheels(folder: Path) -> Iterator[None]:
+    """Make pip take wheels from the folder and from nowhere else; without such a folder pip's own settings hold."""
+    if not folder.is_dir():
+        yield
+        return
+    say(f"{len(list(folder.iterdir()))} wheels come with it: no package index is asked")
+    wanted = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def compared_with_bundle(to_run: ToRun, result: CellResult) -> list[str]:
+    """Say whether the replay ran with the bundle's packages, and which differ."""
+    if to_run.manifest is None:
+        return []
+    before = dict(one.partition("==")[::2] for one in to_run.packages)
+    here: Mapping[str, str] = result.provenance.packages
+    differing = [
+        f"{name} {before.get(name, 'absent')} there, {here.get(name, 'absent')} here"
+        for name in sorted({*before, *here})
+        if before.get(name) != here.get(name)
+    ]
+    if not here or not before:
+        return ["  packages  not compared: one side does not list them"]
+    if not differing:
+        return [f"  packages  the bundle's own, all {len(before)}"]
+    return [f"  packages  {len(differing)} differ from the bundle's: {'; '.join(differing[:6])}"]

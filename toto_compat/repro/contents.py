@@ -1,0 +1,247 @@
+"""What goes into a bundle: the incident, everything pinned, what ran, what it said, and a script for an issue."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from toto_compat.contract.events import Event, EventKind
+from toto_compat.contract.request import CellRequest
+from toto_compat.contract.result import CellResult
+from toto_compat.contract.suites import Suite
+from toto_compat.environments.locks import lock_path
+from toto_compat.environments.virtualenv import venv_folder
+from toto_compat.matrix.schema import CacheSource, Matrix
+from toto_compat.matrix.user_cache import BUILTIN, split_source, user_cache_files
+from toto_compat.repro.incident import Incident
+from toto_compat.repro.minimal import NAME, NoMinimalScript, minimal_script
+from toto_compat.repro.redaction import REDACTED, redact, redact_variables
+from toto_compat.repro.trace import MinimalRun
+
+INCIDENT = "incident.yaml"
+MATRIX = "matrix.yaml"
+RESULT = "result.json"
+PACKAGES = "environment/packages.txt"
+_LARGEST_LOG = 16 << 20
+_SECRET_KEY = re.compile(r"token|secret|passw|credential|api_?key|private_?key", re.I)
+
+
+@dataclass
+class Contents:
+    """The members of a bundle as they come together, and what could not be put in."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def put(self, name: str, text: str) -> None:
+        self.files[name] = text.encode()
+
+
+def gather(
+    incident: Incident,
+    incident_folder: Path,
+    result: CellResult,
+    matrix: Matrix,
+    *,
+    log: Path | None,
+    command: Sequence[str],
+    shows: str,
+) -> Contents:
+    """Collect everything but what must be run; every text passes the redaction on its way in."""
+    contents = Contents()
+    request = result.request
+    data = portable_incident(incident, incident_folder, contents)
+    # the environment under its name in the bundle's own matrix: whoever replays it needs no matrix of this project
+    contents.put(INCIDENT, f"# From a bundle of toto-compat: {redact(incident.title)}\n{_yaml(data)}")
+    contents.put(MATRIX, _yaml(_small_matrix(matrix, request, contents)))
+    contents.put(RESULT, json.dumps(redact_data(result.model_dump(mode="json", by_alias=True)), indent=1) + "\n")
+    packages = [f"{name}=={version}" for name, version in sorted(result.provenance.packages.items())]
+    contents.put(PACKAGES, redact("\n".join(packages)) + "\n")
+    contents.put("environment/variables.json", json.dumps(redact_variables(request.variables), indent=1) + "\n")
+    _put_lock(contents, result)
+    _put_log(contents, log)
+    how = [redact(shlex.join(command)), "python -m toto_compat.cell request.json result.json  # in the environment"]
+    contents.put("command.txt", "\n".join(how) + "\n")
+    contents.put("README.txt", _readme(incident, result, shows))
+    return contents
+
+
+def add_script(contents: Contents, incident: Incident, result: CellResult) -> str:
+    """Put the minimal script in; return it, empty where there is none."""
+    shown = [redact(_told(event)) for event in failing_events(result)[:3]]
+    provenance = result.provenance
+    try:
+        script = minimal_script(
+            result.request,
+            title=redact(incident.title),
+            python=provenance.python,
+            toto_ts=provenance.toto_ts,
+            expected=shown,
+        )
+    except NoMinimalScript as none:
+        contents.notes.append(f"no minimal script: {none.message}")
+        return ""
+    contents.put(NAME, redact(script))
+    return redact(script)
+
+
+def add_run(contents: Contents, run: MinimalRun) -> None:
+    """Put in what the minimal script left."""
+    contents.files |= run.files
+    contents.notes += run.notes
+    if run.printed:
+        contents.put("minimal.log", run.printed)
+
+
+def about(result: CellResult, contents: Contents, *, command: Sequence[str], shows: str) -> dict[str, Any]:
+    """The head of the manifest."""
+    provenance = result.provenance
+    return {
+        "made_by": metadata.version("toto-compat"),
+        "cell": str(result.cell),
+        "torch": provenance.torch,
+        "lock": provenance.lock,
+        "image": provenance.image,
+        "command": tuple(redact(word) for word in command),
+        "shows": shows,
+        "notes": tuple(contents.notes),
+    }
+
+
+def failing_events(result: CellResult) -> list[Event]:
+    """The events that an issue would be about: limits before recompiles before breaks."""
+    evidence = result.evidence.get(Suite.RECOMPILE)
+    events = evidence.events if evidence else ()
+    order = (EventKind.RECOMPILE_LIMIT, EventKind.CUDAGRAPH_SKIP, EventKind.RECOMPILE, EventKind.GRAPH_BREAK)
+    ranked = [event for kind in order for event in events if event.kind is kind]
+    return ranked or list(events)
+
+
+def failing_frames(result: CellResult) -> set[str]:
+    """The numbers of dynamo's frames that the worst events are about: '6' of '6/8'."""
+    events = failing_events(result)
+    worst = [event for event in events if event.kind is events[0].kind] if events else []
+    return {event.compile_id.partition("/")[0] for event in worst if event.compile_id}
+
+
+def _told(event: Event) -> str:
+    head = f"[{event.compile_id}] " if event.compile_id else ""
+    limit = f" {event.limit_name} ({event.limit})" if event.limit else ""
+    where = f" in '{event.function}' ({event.file}:{event.line})" if event.function else ""
+    return f"{head}{event.kind.value}{limit}{where}: {event.reason}"
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+def portable_incident(incident: Incident, folder: Path, contents: Contents) -> dict[str, Any]:
+    """The incident with the files that it names inside the bundle, or named as missing."""
+    data: dict[str, Any] = incident.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    data.setdefault("schema", 1)
+    if incident.log:
+        text = _text_of(folder / incident.log, _LARGEST_LOG)
+        if text is None:
+            data.pop("log")
+            contents.notes.append("the incident's own log was not put in: it cannot be read or is too large")
+        else:
+            data["log"] = "production.log"
+            contents.put("production.log", redact(text))
+    pins = data.get("pins")
+    if isinstance(pins, dict) and pins.get("freeze"):
+        text = _text_of(folder / pins["freeze"], _LARGEST_LOG)
+        if text is not None:
+            pins["freeze"] = "freeze.txt"
+            contents.put("freeze.txt", redact(text))
+    workload = data.get("workload", {})
+    if workload.get("csv"):
+        contents.notes.append(f"the series {workload['csv']['path']} is yours and was not put in: replay needs it")
+    if workload.get("checkpoint"):
+        contents.notes.append(
+            f"the checkpoint {redact(workload['checkpoint'])} was not put in: replay loads it by name"
+        )
+    return redact_data(data)  # type: ignore[no-any-return]
+
+
+def _small_matrix(matrix: Matrix, request: CellRequest, contents: Contents) -> dict[str, Any]:
+    """The matrix with the one environment and, of caches, the built-in ones and the one that ran."""
+    caches = {name: cache for name, cache in matrix.caches.items() if cache.source == BUILTIN}
+    if request.cache.source != BUILTIN:
+        file, class_name = split_source(request.cache.source)
+        for name, content in user_cache_files(file).items():
+            contents.files[f"cache/{name}"] = content
+        caches[request.cache.name] = CacheSource(source=f"cache/{file.name}:{class_name}")
+    small = matrix.model_copy(
+        update={
+            "environments": {request.cell.environment: request.environment},
+            "production": request.cell.environment,
+            "caches": caches,
+        }
+    )
+    data: dict[str, Any] = redact_data(small.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+    return data
+
+
+def _put_lock(contents: Contents, result: CellResult) -> None:
+    request = result.request
+    name = request.cell.environment
+    locked, frozen = lock_path(name), venv_folder(name, request.environment) / "lock.txt"
+    for path, member in ((locked, "environment/lock.txt"), (frozen, "environment/freeze.txt")):
+        if (text := _text_of(path, 1 << 20)) is not None:
+            contents.put(member, redact(text))
+    if "environment/lock.txt" not in contents.files:
+        contents.notes.append(f"{name} has no lock with hashes; environment/packages.txt lists what was installed")
+
+
+def _put_log(contents: Contents, log: Path | None) -> None:
+    text = _text_of(log, _LARGEST_LOG) if log else None
+    if text is None:
+        contents.notes.append("the cell's log is not kept any more")
+    else:
+        contents.put("cell.log", redact(text))
+
+
+def _text_of(path: Path, largest: int) -> str | None:
+    try:
+        if not path.is_file() or path.stat().st_size > largest:
+            return None
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def redact_data(data: Any, key: str = "") -> Any:
+    """Take secrets out of data: by the names of its keys, and by what its texts look like."""
+    if isinstance(data, Mapping):
+        return {name: redact_data(value, str(name)) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [redact_data(value, key) for value in data]
+    if isinstance(data, str):
+        return REDACTED if data and _SECRET_KEY.search(key) else redact(data)
+    return data
+
+
+def _yaml(data: Mapping[str, Any]) -> str:
+    text: str = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=110)
+    return text
+
+
+def _readme(incident: Incident, result: CellResult, shows: str) -> str:
+    provenance = result.provenance
+    return redact(
+        f"{incident.title}\n\n"
+        f"{shows} with torch {provenance.torch}, toto-ts {provenance.toto_ts}, Python {provenance.python},"
+        f" cell {result.cell}.\n\n"
+        "toto-compat repro <this file>   runs it again in the same environment and says whether it is the same\n"
+        f"{NAME}                      shows it with torch and toto-ts alone; minimal.log is what it printed\n"
+        "incident.yaml, matrix.yaml      what is run again, and where\n"
+        "environment/                    packages, hashed lock and variables of the process\n"
+        "result.json, cell.log           what the cell measured and printed\n"
+        "trace/, code/                   TORCH_TRACE of the minimal script, tlparse's page (index.html), generated code\n"
+        "manifest.json                   every file with its sha256, and what is not here\n"
+    )

@@ -1,0 +1,427 @@
+"""`toto-compat repro --from-log LOG`: an incident file from a production log, a freeze and an env file.
+
+It fills in what they show and says what they cannot: every guess has its reason beside it, every gap is named.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from toto_compat.contract.events import Event, EventKind
+from toto_compat.contract.failure_messages import FAILURE_KINDS
+from toto_compat.contract.request import Device
+from toto_compat.errors import InputError, StorageError
+from toto_compat.matrix.releases import default_build
+from toto_compat.matrix.schema import Matrix
+from toto_compat.production import env_file
+from toto_compat.repro.incident import load_incident
+from toto_compat.repro.redaction import REDACTED, redact, redact_variables
+from toto_compat.repro.seen import (
+    OF_CUDA,
+    Guess,
+    Seen,
+    SeenEvent,
+    guess_cache,
+    guess_scalar_capture,
+    how_sure,
+)
+from toto_compat.repro.variables import why_refused
+
+MODES = ("default", "reduce-overhead", "max-autotune")
+_MOST_EXPECTED = 12
+_ON = frozenset({"1", "true", "yes", "on"})
+_FROZEN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)$")
+_LARGEST_FREEZE = 1_000_000
+# Twelve layers are what production's guards need, and the small model has them.
+_WORKLOAD = {"model": "tiny", "context": [128, 256], "horizon": [96, 64], "batches": [1]}
+
+
+@dataclass
+class Draft:
+    """An incident as it is being filled in: the file's keys, a remark above each, and what nobody told."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    remarks: dict[str, list[str]] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)  # for the terminal
+
+    def put(self, key: str, value: Any, *remarks: str) -> None:
+        self.keys[key] = value
+        self.remarks.setdefault(key, []).extend(remarks)
+
+    def remark(self, key: str, *remarks: str) -> None:
+        self.remarks.setdefault(key, []).extend(remarks)
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """A `pip freeze`: what it pins exactly, and the packages whose lines name no release."""
+
+    pinned: Mapping[str, str]  # canonical name -> version
+    left_out: tuple[str, ...]
+
+    @property
+    def torch(self) -> str:
+        return self.pinned.get("torch", "").partition("+")[0]
+
+    @property
+    def build(self) -> str:
+        """The build that it speaks of: by torch's local version, else by the CUDA runtime beside it."""
+        local = self.pinned.get("torch", "").partition("+")[2]
+        if re.fullmatch(r"cpu|cu\d{3}", local):
+            return local
+        for name, version in self.pinned.items():
+            if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name):
+                major, minor, *_ = (*version.split("."), "0")
+                return f"cu{major}{minor}"
+        return ""
+
+
+def read_freeze(path: Path) -> Freeze:
+    """Read the output of `pip freeze`; a line that is no exact pin names a package to leave out."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FREEZE + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}", hint="give the output of pip freeze")
+    if len(content) > _LARGEST_FREEZE or b"\0" in content:
+        raise InputError(f"{path}: this is no output of pip freeze", hint="python -m pip freeze > freeze.txt")
+    pinned: dict[str, str] = {}
+    left_out: list[str] = []
+    for number, raw in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
+        line = re.split(r"(?:^|\s)#", raw.strip(), maxsplit=1)[0].strip()
+        if not line:
+            continue
+        exact = _FROZEN.match(line)
+        named = re.match(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*@", line) or re.search(r"[#&]egg=([A-Za-z0-9._-]+)", raw)
+        if exact and _is_version(exact[2]):
+            pinned[canonicalize_name(exact[1])] = exact[2]
+        elif named:
+            left_out.append(canonicalize_name(named[1]))
+        elif not line.startswith("-"):
+            raise InputError(
+                f"{path}:{number}: {redact(line)[:100]!r} is no line of pip freeze",
+                hint="accepted name==version, and name @ address, which is left out",
+            )
+    if not pinned:
+        raise InputError(
+            f"{path}: it pins nothing", hint="python -m pip freeze > freeze.txt, with the service's python"
+        )
+    return Freeze(pinned, tuple(dict.fromkeys(left_out)))
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+# --- filling in -------------------------------------------------------------------------------------------------------
+
+
+def draft_incident(
+    seen: Seen, matrix: Matrix, *, torch: str | None = None, freeze: Freeze | None = None, env: Path | None = None
+) -> Draft:
+    """Fill in an incident from what is there; every string of the log has passed the redaction."""
+    draft = Draft()
+    first = seen.events[0].example
+    where = f" in {first.function}" if first.function else ""
+    draft.put("schema", 1)
+    draft.put("title", redact(f"{first.kind.value.replace('_', ' ')}{where}"))
+    _put_date(draft, seen)
+    draft.put("source", redact(f"log {Path(seen.log).name}"))
+    _put_stack(draft, seen, matrix, torch, freeze)
+    cache = guess_cache(seen)
+    draft.put("cache", cache.value, f"{'shown' if cache.sure else 'guessed'}: {redact(cache.because)}")
+    if not cache.sure:
+        draft.unknown.append(f"the KV cache: {cache.value} is a guess")
+    draft.told.append(f"cache    {cache.value}: {cache.because}")
+    variables = _variables(env)
+    _put_mode(draft, seen, variables)
+    _put_settings(draft, seen, variables, cache)
+    if env is not None:
+        _put_variables(draft, variables, env)
+    draft.put(
+        "workload",
+        _WORKLOAD,
+        "unknown: a log shows no series, lengths, checkpoint or precision; this is the smallest forecast with twelve",
+        "layers. Put production's own here if it does not reproduce.",
+    )
+    draft.unknown.append("the workload: series, context, horizon, samples, checkpoint, precision")
+    _put_events(draft, seen)
+    return draft
+
+
+def _put_date(draft: Draft, seen: Seen) -> None:
+    time = seen.first_time
+    if time and not time.startswith("--"):
+        draft.put("date", time[:10])
+        return
+    log = Path(seen.log)
+    changed = datetime.fromtimestamp(log.stat().st_mtime, UTC) if log.exists() else datetime.now(UTC)
+    if time:
+        draft.put("date", f"{changed.year}-{time[2:7]}", "unknown: the year; that of the log's last change is taken")
+        draft.unknown.append("the year: torch's prefix has none")
+    else:
+        draft.put(
+            "date", f"{changed:%Y-%m-%d}", "unknown: no line has a time; the day of the log's last change is taken"
+        )
+        draft.unknown.append("the day")
+
+
+def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, freeze: Freeze | None) -> None:
+    """Name the environment of matrix.yaml that has the release, or pins of the incident's own."""
+    release, because = _release(seen, torch, freeze)
+    shown = ", ".join(one.release for one in seen.releases[:8])
+    told = [f"torch {release}: {because}"]
+    if seen.releases and seen.releases[0].fits:
+        told.append(f"candidates by the source lines in the log, best first: {shown}")
+        first = seen.releases[0].release
+        if first != release:
+            told.append(f"the log itself speaks of {first}, {how_sure(seen.releases)}")
+    draft.told += [f"torch    {told[0].removeprefix('torch ')}", *(f"         {one}" for one in told[1:])]
+    if not torch and not (freeze and freeze.torch) and not how_sure(seen.releases).startswith("certain"):
+        draft.unknown.append(f"the torch release: {release} is a guess")
+    on_cuda = any(one.example.kind in OF_CUDA for one in seen.events)
+    build = freeze.build if freeze else ""
+    name = _environment_of(matrix, release, build, on_cuda=on_cuda)
+    if freeze is None and name:
+        draft.put("environment", name, *told)
+        if matrix.environments[name].python != seen.python:
+            found = f"the log's paths say {seen.python}" if seen.python else "the log does not name it"
+            draft.unknown.append(f"python: {found}, the environment has {matrix.environments[name].python}")
+        draft.unknown.append("toto-ts, its version, and every other package: give --freeze")
+        return
+    python = seen.python or "3.11"
+    pins: dict[str, Any] = {"torch": release, "cuda": build or default_build(Version(release)), "python": python}
+    if freeze is None:
+        told.append(f"matrix.yaml has no environment with torch {release}; the build is that of its default wheel")
+        draft.unknown.append("toto-ts, its version, and every other package: give --freeze")
+    else:
+        pins.pop("cuda") if freeze.build else None
+        if not freeze.torch or freeze.torch == release:
+            pins.pop("torch") if freeze.torch else None
+        pins["frozen"] = [
+            f"{name}=={version}"
+            for name, version in freeze.pinned.items()
+            if name != "torch" or freeze.torch == release
+        ]
+        if "toto-ts" not in freeze.pinned:
+            pins["toto_ts"] = "0.2.0"
+            told.append("unknown: toto-ts is not in the freeze, its newest release is taken")
+        if freeze.left_out:
+            told.append(f"left out, since their lines name no release: {', '.join(freeze.left_out)}")
+    if not seen.python:
+        told.append("unknown: python; nothing names it")
+        draft.unknown.append(f"python: {python} is a guess")
+    draft.put("pins", pins, *told)
+
+
+def _release(seen: Seen, torch: str | None, freeze: Freeze | None) -> tuple[str, str]:
+    if torch:
+        if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?(\.dev\d+)?(\+\w+)?", torch):
+            raise InputError(f"--torch {torch!r}: no exact release", hint="one such as 2.9.0")
+        return torch.partition("+")[0], "you said so"
+    if freeze and freeze.torch:
+        return freeze.torch, "by the freeze"
+    if not seen.releases:
+        raise InputError(
+            f"{seen.log}: nothing in it tells the torch release",
+            hint="give it: --torch 2.9.0, or --freeze with the service's pip freeze",
+        )
+    if not seen.releases[0].fits:
+        newest = seen.releases[-1].release
+        return newest, f"{how_sure(seen.releases)}, the newest is taken"
+    return seen.releases[0].release, how_sure(seen.releases)
+
+
+def _environment_of(matrix: Matrix, release: str, build: str, *, on_cuda: bool) -> str:
+    """Choose among environments with the release: the build that is known, production's, then the likelier device."""
+    fitting = [
+        name for name, one in matrix.environments.items() if one.torch == release and (not build or one.build == build)
+    ]
+    fitting.sort(
+        key=lambda name: (
+            name != matrix.production,
+            (matrix.environments[name].device is Device.CUDA) is not on_cuda,
+            name,
+        )
+    )
+    return fitting[0] if fitting else ""
+
+
+def _variables(env: Path | None) -> dict[str, str]:
+    if env is None:
+        return {}
+    if not env.exists():
+        raise InputError(f"{env}: there is no such file", hint="give the service's env file")
+    return {one.name: one.value for one in env_file.read(env) if one.name and one.value is not None}
+
+
+def _put_mode(draft: Draft, seen: Seen, variables: Mapping[str, str]) -> None:
+    logged, set_to = seen.setting("mode"), variables.get("TOTO_COMPILE_MODE", "")
+    mode = logged or set_to
+    if mode not in MODES:
+        said = f"`{redact(mode)}` is no mode that can be run again" if mode else "no line names it"
+        draft.put("mode", "default", f"unknown: {said}; torch's own is taken")
+        draft.unknown.append(f"the mode: {said}")
+        return
+    where = "in the log: Using torch.compile for ..." if logged else "by TOTO_COMPILE_MODE in the env file"
+    draft.put("mode", mode, where)
+    draft.told.append(f"mode     {mode}: {where}")
+    if logged and set_to and logged != set_to:
+        draft.remark("mode", f"the env file says {redact(set_to)}")
+
+
+def _put_settings(draft: Draft, seen: Seen, variables: Mapping[str, str], cache: Guess) -> None:
+    settings: dict[str, Any] = {}
+    remarks = []
+    captured = variables.get("TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS")
+    guessed = guess_scalar_capture(seen)
+    if captured is not None:
+        settings["capture_scalar_outputs"] = captured == "1"
+        remarks.append("TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS in the env file")
+    elif guessed and cache.value == "compile_friendly":
+        settings["capture_scalar_outputs"] = True
+        remarks.append(f"guessed: {redact(guessed.because)}")
+    limits = sorted(
+        {one.example.limit for one in seen.events if one.example.kind is EventKind.RECOMPILE_LIMIT} - {None}
+    )
+    own = [limit for limit in limits if limit not in (8, 64, 256)]
+    if own:
+        settings["recompile_limit"] = own[0]
+        remarks.append(f"a limit of {own[0]} was hit, which is not torch's own")
+    backend = seen.setting("backend") or variables.get("TOTO_COMPILE_BACKEND", "")
+    if backend and backend != "inductor":
+        settings["backend"] = redact(backend)
+    draft.put("settings", settings, *remarks)
+
+
+def _put_variables(draft: Draft, variables: Mapping[str, str], env: Path) -> None:
+    """Pass on what a cell may be given; everything else is named, its value never written."""
+    clean = redact_variables(variables)
+    passed = {name: value for name, value in clean.items() if REDACTED not in value and not why_refused(name, value)}
+    read_here = {"TOTO_COMPILE_MODE", "TOTO_COMPILE_BACKEND", "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS"}
+    known = re.compile(r"(TORCH|TOTO|PYTORCH|CUDA|TRITON|INDUCTOR)")
+    held_back = [name for name in clean if name not in passed and name not in read_here]
+    remarks = [
+        f"not passed on: {name}: {why_refused(name)}" for name in held_back if known.match(name) and why_refused(name)
+    ]
+    others = [name for name in held_back if not known.match(name)]
+    if others:
+        remarks.append(f"{len(others)} other variables of {env.name} are left out")
+    if variables.get("TOTO_DISABLE_COMPILE", "").lower() in _ON:
+        remarks.append("TOTO_DISABLE_COMPILE is set there: this is not the env file of the day that the log is from")
+    if passed:
+        draft.put("variables", passed, *remarks)
+    else:
+        draft.remark("settings", *remarks)
+
+
+def _put_events(draft: Draft, seen: Seen) -> None:
+    expected, remarks = [], []
+    for one in seen.events[:_MOST_EXPECTED]:
+        expected.append(_expected(one))
+        times = "once" if one.times == 1 else f"{one.times} times"
+        remarks.append(
+            f"{one.example.kind.value}{f' in {one.example.function}' if one.example.function else ''}: {times}"
+        )
+    for one in seen.events[_MOST_EXPECTED:]:
+        remarks.append(redact(f"also in the log, not expected here: {describe(one)}"))
+    draft.put("expect", expected, "in the log, the worst first:", *(f"  {redact(remark)}" for remark in remarks))
+    draft.told += [f"expects  {describe(one)}" for one in seen.events[:_MOST_EXPECTED]]
+
+
+def describe(one: SeenEvent) -> str:
+    event = one.example
+    where = f" in {event.function}" if event.function else ""
+    why = f": {event.reason}" if event.reason else ""
+    return f"{event.kind.value}{where}{why} ({one.times}x)"
+
+
+def _expected(one: SeenEvent) -> dict[str, Any]:
+    """Say what must come again. Of a limit hit all that the log says; of the rest what another workload does not change."""
+    event = one.example
+    expected: dict[str, Any] = {"kind": event.kind.value}
+    for name in ("function", "file", "line"):
+        if value := getattr(event, name):
+            expected[name] = redact(value) if isinstance(value, str) else value
+    if event.kind is EventKind.RECOMPILE_LIMIT:
+        expected |= {name: value for name in ("limit", "compile_id") if (value := getattr(event, name))}
+        if event.reason:
+            expected["reason"] = redact(event.reason)
+    elif event.kind in FAILURE_KINDS:
+        expected = {"kind": event.kind.value}
+    elif event.reason:
+        expected["normalised_reason"] = redact(event.normalised_reason)
+    if event.kind in OF_CUDA:
+        expected["needs"] = "cuda"
+        if event.kind in (EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION):
+            expected = {
+                "kind": event.kind.value,
+                "reason_like": _like(event),
+                "predicted_by": ["cuda_lowering", "cudagraph"],
+            }
+    return expected
+
+
+def _like(event: Event) -> str:
+    """A reason with its numbers open: how many inputs are mutated depends on the model."""
+    return re.sub(r"\(\d+ instances?\)", "(*", redact(event.reason).replace("*", "?"))
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def as_yaml(draft: Draft, seen: Seen) -> str:
+    """Write the draft as a file for people: every guess and gap as a comment above its key."""
+    lines = [
+        f"# Written by `toto-compat repro --from-log` from {redact(Path(seen.log).name)}. Read it before you trust it:",
+        "# what stands under `unknown` was not in what was given, and is a default here.",
+        *(f"# unknown: {one}" for one in map(redact, draft.unknown)),
+    ]
+    for key, value in draft.keys.items():
+        lines += [f"# {_one_line(remark)}" for remark in draft.remarks.get(key, ())]
+        lines.append(_dumped({key: value}))
+    return "\n".join(lines) + "\n"
+
+
+def _dumped(value: Mapping[str, Any]) -> str:
+    text: str = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=110, default_flow_style=False)
+    return text.rstrip("\n")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def write_incident(text: str, target: Path) -> None:
+    """Write the file, which must not exist, whole or not at all; what is written can be loaded."""
+    text = redact(text)  # once more as a whole: nothing that was joined together may read as a secret
+    try:
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        raise StorageError(
+            f"{target} exists and is not overwritten", hint="name another file with -o, or move it away"
+        ) from None
+    except OSError as error:
+        raise StorageError(
+            f"{target}: cannot be written: {error.strerror}", hint="name another file with -o"
+        ) from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        load_incident(target)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise

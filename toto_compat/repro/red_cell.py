@@ -1,0 +1,81 @@
+"""A red cell of a run as an incident: what it broke is what must be broken again."""
+
+from pathlib import Path
+
+from toto_compat.contract.events import EventKind
+from toto_compat.contract.suites import Suite
+from toto_compat.errors import SelectionError
+from toto_compat.evidence.store import Run, StoredCell, find_run, load_run
+from toto_compat.matrix.document import nearest_name
+from toto_compat.matrix.gates import Gate
+from toto_compat.repro.incident import ExpectedEvent, FailedGate, Incident
+from toto_compat.verdict.judge import JudgedCell, Status
+from toto_compat.verdict.judged_run import judge_run
+
+_OF_EVENTS = frozenset({Gate.RECOMPILE_LIMIT})
+
+
+def find_red_cell(run_name: str, cell_name: str, results: Path = Path("results")) -> tuple[Run, JudgedCell]:
+    """Find a cell that failed; SelectionError says which cells the run has, or why this one has no bundle."""
+    run = load_run(find_run(run_name, results))
+    judged = judge_run(run)
+    found = next((cell for cell in judged.cells if cell.result.cell == cell_name), None)
+    if found is None:
+        names = [str(cell.result.cell) for cell in judged.cells]
+        red = [str(cell.result.cell) for cell in judged.cells if cell.verdict is Status.FAIL]
+        near = nearest_name(cell_name, names)
+        hint = f"did you mean {near}?" if near else f"its red cells: {', '.join(red[:8]) or 'none'}"
+        raise SelectionError(f"{run_name} has no cell {cell_name!r}", hint=hint)
+    if found.verdict is not Status.FAIL:
+        raise SelectionError(
+            f"{cell_name} is {found.verdict.value} in {run_name}: nothing in it is broken",
+            hint=found.reason or "a bundle is of a cell that is FAIL",
+        )
+    return run, found
+
+
+def incident_of(run: Run, cell: JudgedCell) -> Incident:
+    """Write the cell down as an incident: its workload and settings, the limits it hit, the gates it broke."""
+    result = cell.result
+    request = result.request
+    when = result.stored if isinstance(result, StoredCell) and result.stored else result.provenance.finished
+    failed = [judged for judged in cell.gates.values() if judged.status is Status.FAIL]
+    gates = tuple(
+        FailedGate(gate=judged.gate, limit=judged.limit)
+        for judged in failed
+        if judged.gate not in _OF_EVENTS and not judged.gate.rule.suite.rule.needs_symbols
+    )
+    expected = [one.model_dump(mode="json", exclude_defaults=True) for one in _limits_hit(cell)]
+    broken = [one.model_dump(mode="json", exclude_defaults=True) for one in gates]
+    return Incident.model_validate(
+        {
+            "schema": 1,
+            "title": f"{result.cell}: {cell.reason}"[:200],
+            "date": (when or run.info.started)[:10],
+            "source": f"run {run.info.name}",
+            "environment": request.cell.environment,
+            "cache": request.cache.name,
+            "mode": request.cell.mode,
+            "settings": request.settings.model_dump(mode="json", exclude_defaults=True),
+            "workload": request.workload.model_dump(mode="json", exclude_defaults=True),
+            **({"expect": expected} if expected else {}),
+            **({"gates": broken} if broken else {}),
+        }
+    )
+
+
+def _limits_hit(cell: JudgedCell) -> list[ExpectedEvent]:
+    evidence = cell.result.evidence.get(Suite.RECOMPILE)
+    events = [one for one in evidence.events if one.kind is EventKind.RECOMPILE_LIMIT] if evidence else []
+    return [
+        ExpectedEvent(
+            kind=event.kind,
+            function=event.function or None,
+            file=event.file or None,
+            line=event.line,
+            limit=event.limit,
+            compile_id=event.compile_id or None,
+            reason=event.reason or None,
+        )
+        for event in events
+    ]

@@ -1,0 +1,216 @@
+"""What a production log shows of an incident: its events, and what they let one guess about where they came from."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.errors import InputError
+from toto_compat.logs.parse import parse_stream
+from toto_compat.logs.release_hint import Candidate, release_candidates
+from toto_compat.logs.source import STANDARD_INPUT, explained, opened_log
+from toto_compat.production.torch_trace import is_trace_folder, trace_events
+
+# What is said of the compiler's work, and not of how it was set up.
+_SHOWN = frozenset(EventKind) - {EventKind.COMPILE_SETTING, EventKind.BUCKET_COMPILE, EventKind.BUCKET_DROP}
+_RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
+OF_CUDA = frozenset(
+    {EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION, EventKind.CUDAGRAPH_OVERWRITTEN, EventKind.TRITON_ERROR}
+)
+_MOST_KINDS = 2_000  # of events that are told apart; a log of any length stays within memory
+_SETTING = re.compile(r"(?P<name>\w+)=(?P<value>[\w.-]+)")
+_PYTHON = re.compile(rb"/python(3\.\d{1,2})/(?:site|dist)-packages/")
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Something that the log does not say outright: what it is taken for, and why."""
+
+    value: str
+    because: str
+    sure: bool = False
+
+
+@dataclass(frozen=True)
+class SeenEvent:
+    """One thing that the compiler did, how often it is in the log, and the event that says most about it."""
+
+    example: Event
+    times: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that a log shows."""
+
+    log: str
+    events: tuple[SeenEvent, ...]  # worst first
+    settings: tuple[tuple[str, str], ...]  # of the newest 'Using torch.compile for ...' line
+    releases: tuple[Candidate, ...]
+    python: str  # '3.13', from the paths in it; '' where none names it
+    first_time: str
+    buckets: bool  # lines of fixed_size's own
+
+    def setting(self, name: str) -> str:
+        return dict(self.settings).get(name, "")
+
+
+def read_log(path: str) -> Seen:
+    """Read a log, packed or not, standard input or a folder of TORCH_TRACE; InputError where it shows no event."""
+    name = STANDARD_INPUT if path == "-" else path
+    pythons: Counter[str] = Counter()
+    found = _Found()
+    if is_trace_folder(path):
+        found.add(trace_events(Path(path), name))
+    else:
+        with opened_log(path, name) as stream:
+            watched = _Watched(stream, pythons)
+            found.add(parse_stream(watched, name))
+    if not found.kinds and not found.settings:
+        raise InputError(
+            f"{name}: no line of it is about the compiler: there is nothing to reproduce",
+            hint='run the service with TORCH_LOGS="recompiles,graph_breaks,cudagraphs" and give its log; '
+            "`toto-compat analyze --kinds` lists the lines that are known",
+        )
+    if not found.kinds:
+        raise InputError(
+            f"{name}: it says that torch.compile is used, and nothing that the compiler did",
+            hint='run the service with TORCH_LOGS="recompiles,graph_breaks,cudagraphs" and give its log',
+        )
+    python = pythons.most_common(1)[0][0] if pythons else ""
+    return found.seen(name, python)
+
+
+class _Watched:
+    """Passes a log on and looks for paths that name the interpreter."""
+
+    def __init__(self, stream: object, pythons: Counter[str]) -> None:
+        self._stream, self._pythons = stream, pythons
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        got: int | None = self._stream.readinto(buffer)  # type: ignore[attr-defined]
+        for found in _PYTHON.finditer(buffer[: got or 0]):
+            self._pythons[found[1].decode()] += 1
+        return got
+
+
+class _Found:
+    """Gathers events as they come: one example and a count for each that differs."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[tuple[str, str, str], SeenEvent] = {}
+        self.settings: tuple[tuple[str, str], ...] = ()
+        self._places: dict[tuple[str, EventKind], Event] = {}
+        self._times: list[str] = []
+        self._buckets = False
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.time and (not self._times or self._times[0].startswith("--")):
+                # one with a year says more than the first
+                self._times[:] = [event.time] if not event.time.startswith("--") or not self._times else self._times
+            if event.kind is EventKind.COMPILE_SETTING:
+                self.settings = tuple((one["name"], one["value"]) for one in _SETTING.finditer(event.reason))
+            self._buckets = self._buckets or event.kind in (EventKind.BUCKET_COMPILE, EventKind.BUCKET_DROP)
+            if event.kind not in _SHOWN:
+                continue
+            if event.logged_from:
+                self._places.setdefault((event.logged_from, event.kind), event)
+            self._count(event)
+
+    def _count(self, event: Event) -> None:
+        key = (event.kind.value, event.function, event.normalised_reason)
+        before = self.kinds.get(key)
+        if before is None and len(self.kinds) >= _MOST_KINDS:
+            return
+        example = event if before is None or _says(event) > _says(before.example) else before.example
+        self.kinds[key] = SeenEvent(example, (before.times if before else 0) + 1)
+
+    def seen(self, log: str, python: str) -> Seen:
+        told = list(_without_shortened(list(self.kinds.values())))
+        ranked = sorted(told, key=lambda one: _RANK[one.example.severity])
+        examples = [*self._places.values(), *(one.example for one in ranked)]
+        return Seen(
+            log=log,
+            events=tuple(ranked),
+            settings=self.settings,
+            releases=tuple(release_candidates(examples)),
+            python=python,
+            first_time=self._times[0] if self._times else "",
+            buckets=self._buckets,
+        )
+
+
+def _says(event: Event) -> int:
+    """Count what an event says; of two that are the same, the one that says more is kept."""
+    return sum(bool(value) for value in (event.file, event.line, event.compile_id, event.reason, event.logged_from))
+
+
+def _without_shortened(events: Sequence[SeenEvent]) -> Iterator[SeenEvent]:
+    """Leave out what another event of the kind says with more: 'hit recompile_limit (8)' without function or reason."""
+    for one in events:
+        mine = one.example
+        if (
+            mine.function
+            or mine.reason
+            or not any(
+                other is not one
+                and other.example.kind is mine.kind
+                and (other.example.function or other.example.reason)
+                for other in events
+            )
+        ):
+            yield one
+
+
+def read_log_or_explain(path: str) -> Seen:
+    """Read a log; whatever is wrong with the file itself is told as for `analyze`."""
+    with explained(path):
+        return read_log(path)
+
+
+# --- what the events let one guess ------------------------------------------------------------------------------------
+
+
+def guess_cache(seen: Seen) -> Guess:
+    """Name the cache that shows such events, by the guards and operations that its code leads to."""
+    reasons = [reason for one in seen.events for reason in (one.example.reason, *one.example.reasons)]
+    stacks = " ".join(frame for one in seen.events for frame in one.example.stack)
+    guard = next((one for one in reasons if re.search(r"\._current_idx\[\d+\] [=!<>]=? \d+", one)), "")
+    if guard:
+        return Guess("list_index", f"`{guard}` is a guard on a Python list of positions, one per layer", sure=True)
+    if seen.buckets:
+        return Guess("fixed_size", "its own lines about shapes that it compiles are in the log", sure=True)
+    if any("_local_scalar_dense" in one for one in reasons):
+        return Guess("compile_friendly", "`aten._local_scalar_dense` in a graph is a tensor position that was captured")
+    if any("graph_break()" in one for one in reasons) and ("append" in stacks or "item()" in " ".join(reasons)):
+        return Guess("compile_friendly", "it breaks the graph on purpose where the position moves")
+    if any("item()" in one for one in reasons):
+        return Guess("upstream", "a graph break at Tensor.item() is how toto-ts reads its position")
+    return Guess("upstream", "no line tells the cache: toto-ts's own is taken")
+
+
+def guess_scalar_capture(seen: Seen) -> Guess | None:
+    """Tell whether scalars were captured; None where no line speaks of it."""
+    for one in seen.events:
+        if "_local_scalar_dense" in one.example.reason:
+            return Guess("true", f"`{one.example.reason}`: without scalar capture the operation is not in a graph")
+    return None
+
+
+def how_sure(releases: Sequence[Candidate]) -> str:
+    """Say in a few words how far the first candidate can be trusted."""
+    if not releases:
+        return "nothing in the log tells it"
+    best = releases[0]
+    alike = [one.release for one in releases if (one.fits, one.contradicts) == (best.fits, best.contradicts)]
+    places = " and ".join(best.fits)
+    if not best.fits:
+        return f"only the wording tells: any of {alike[0]} to {alike[-1]}"
+    if best.contradicts:
+        return f"likely: {places} fit, {' and '.join(best.contradicts)} do not: two releases in one log?"
+    if len(alike) == 1:
+        return f"certain: no other known release logs from {places}"
+    return f"one of {len(alike)}: {', '.join(alike)} all log from {places}"

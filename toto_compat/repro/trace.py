@@ -1,0 +1,128 @@
+"""The minimal script run in its environment under TORCH_TRACE: what it printed, tlparse's page, the generated code."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toto_compat.errors import InputError, TotoCompatError
+from toto_compat.evidence.files import cache_folder
+from toto_compat.production.torch_trace import tlparse_program
+from toto_compat.repro.minimal import NAME
+from toto_compat.repro.redaction import redact
+from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
+
+_LARGEST_LOG = 16 << 20
+_LARGEST_TRACE = 48 << 20
+_LARGEST_PAGE = 48 << 20
+_MOST_FILES = 1_500
+_MOST_CODE = 40
+_TLPARSE_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class MinimalRun:
+    """Holds what the minimal script left: files by their name in a bundle, and remarks on what is not there."""
+
+    printed: str = ""
+    exit_code: int | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def run_minimal(
+    runtime: Runtime, prepared: PreparedEnvironment, script: str, *, minutes: float, frames: Iterable[str] = ()
+) -> MinimalRun:
+    """Run the script with the environment's interpreter, isolated from this package. `frames` are those that failed."""
+    with tempfile.TemporaryDirectory(prefix="minimal-", dir=cache_folder()) as scratch:
+        folder = Path(scratch)
+        (folder / NAME).write_text(script, encoding="utf-8")
+        (folder / "trace").mkdir()
+        # isolated (-I): PYTHONPATH, where a cell finds this package, is not looked at
+        words = ("env", "TORCH_TRACE=trace", "{python}", "-I", NAME)
+        try:
+            attached = runtime.attached(prepared, words, folder, terminal=False)
+        except TotoCompatError as error:
+            return MinimalRun(notes=(f"the minimal script was not run: {error.message}",))
+        with (folder / "printed").open("w+b") as printed:
+            try:
+                done = subprocess.run(
+                    attached.words,
+                    env=attached.variables,
+                    cwd=attached.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=subprocess.STDOUT,
+                    timeout=minutes * 60,
+                    check=False,
+                )
+                code: int | None = done.returncode
+            except subprocess.TimeoutExpired:
+                code = None
+            printed.seek(0)
+            said = redact(printed.read(_LARGEST_LOG).decode("utf-8", "replace"))
+        notes = [f"the minimal script was given up after {minutes:g} minutes"] if code is None else []
+        if code:
+            notes.append(f"the minimal script ended with exit code {code}: see minimal.log")
+        files, more = _traced(folder, frozenset(frames))
+        return MinimalRun(said, code, files, (*notes, *more))
+
+
+def _traced(folder: Path, frames: frozenset[str]) -> tuple[dict[str, bytes], list[str]]:
+    """The trace, tlparse's page of it and the code of the frames that failed, as far as they can be had."""
+    traces = sorted((folder / "trace").glob("dedicated_log_torch_trace_*.log"), key=lambda path: path.stat().st_size)
+    if not traces:
+        return {}, ["no TORCH_TRACE was written"]
+    trace = traces[-1]  # of workers there are others, empty but for their header
+    if trace.stat().st_size > _LARGEST_TRACE:
+        return {}, [f"TORCH_TRACE was left out: {trace.stat().st_size / 1e6:.0f} MB"]
+    files = {"trace/dedicated_log_torch_trace_minimal.log": _redacted(trace.read_bytes())}
+    page = folder / "page"
+    try:
+        program = tlparse_program()
+        done = subprocess.run(
+            [program, "--no-browser", "-o", str(page), str(trace)],
+            capture_output=True,
+            text=True,
+            timeout=_TLPARSE_SECONDS,
+            check=False,
+        )
+    except (InputError, subprocess.TimeoutExpired, OSError) as error:
+        return files, [f"tlparse's page was not made: {error}"]
+    if done.returncode or not (page / "index.html").is_file():
+        said = (done.stderr.strip().splitlines() or ["it wrote no page"])[-1]
+        return files, [f"tlparse's page was not made: {redact(said)[:200]}"]
+    pages = {path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()}
+    notes = []
+    if len(pages) > _MOST_FILES or sum(path.stat().st_size for path in pages.values()) > _LARGEST_PAGE:
+        notes.append(f"tlparse's page was left out: {len(pages)} files; `tlparse trace/*.log` makes it")
+    else:
+        files |= {f"trace/tlparse/{_member(name)}": _redacted(path.read_bytes()) for name, path in pages.items()}
+    code = dict(_generated_code(pages, frames))
+    if not code:
+        notes.append("no generated code: nothing of the failing function reached inductor")
+    return {**files, **code}, notes
+
+
+def _generated_code(pages: Mapping[str, Path], frames: frozenset[str]) -> Iterator[tuple[str, bytes]]:
+    """The output code of the frames that failed, of all where none is known: 'code/6_0/inductor_output_code.py'."""
+    found = []
+    for name, path in pages.items():
+        part = re.match(
+            r"-_(?P<frame>\d+)_(?P<compile>\d+)_(?P<attempt>\d+)/(?P<file>inductor_output_code.*)\.txt$", name
+        )
+        if part and (not frames or part["frame"] in frames):
+            found.append((f"code/{part['frame']}_{part['compile']}_{part['attempt']}/{_member(part['file'])}.py", path))
+    for name, path in found[:_MOST_CODE]:
+        yield name, _redacted(path.read_bytes())
+
+
+def _member(name: str) -> str:
+    """A name that every system takes."""
+    return "/".join(re.sub(r"[^A-Za-z0-9._+=@-]", "_", part)[-150:] or "_" for part in name.split("/"))
+
+
+def _redacted(content: bytes) -> bytes:
+    return redact(content.decode("utf-8", "replace")).encode()
