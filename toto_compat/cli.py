@@ -48,6 +48,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "toto_compat.false_alarms:false_alarms_command",
         "Try what is right under many seeds: no gate may fail it.",
     ),
+    "release-check": (
+        "toto_compat.releases.upgrade_command:release_check_command",
+        "Try a torch release and say whether to upgrade to it.",
+    ),
     "bisect": ("toto_compat.releases.bisect_command:bisect_command", "Find the torch release at which a gate flips."),
     "prune": ("toto_compat.runtimes.prune:prune_command", "Remove virtualenvs that no environment needs any more."),
 }
