@@ -24,7 +24,9 @@ from toto_compat.matrix.gates import Gate
 from toto_compat.releases.upgrade import Advice, Upgrade, compare_release, moved_defaults, upgrade_lines
 from toto_compat.releases.upgrade_command import reference_cells
 
-NEW = {"torch": "2.14.1"}
+
+def of_new(**changes: Any) -> CellResult:
+    return good_result(torch="2.14.1", **changes)
 
 
 def upgrade_from(before: CellResult, after: CellResult, **known: Any) -> Upgrade:
@@ -49,14 +51,14 @@ def with_lowering(result: CellResult, **figures: Any) -> CellResult:
 
 
 def test_a_release_as_good_as_the_reference_can_be_taken() -> None:
-    upgrade = upgrade_from(good_result(), good_result(**NEW))
+    upgrade = upgrade_from(good_result(), of_new())
     assert (upgrade.advice, upgrade.exit_code) == (Advice.UPGRADE, ExitCode.OK)
     assert "recommendation: nothing that was measured on cpu speaks against torch 2.14.1" in said(upgrade)
     assert said(upgrade).startswith("torch 2.14.1 against 2.13.0")
 
 
 def test_a_row_that_passed_and_fails_now_keeps_the_upgrade_away() -> None:
-    worse = with_figures(good_result(**NEW), {Gate.RECOMPILES: 4.0})
+    worse = with_figures(of_new(), {Gate.RECOMPILES: 4.0})
     upgrade = upgrade_from(good_result(), worse)
     assert (upgrade.advice, upgrade.exit_code) == (Advice.STAY, ExitCode.FINDINGS)
     assert "fixed_size/default: PASS -> FAIL" in said(upgrade)
@@ -66,16 +68,14 @@ def test_a_row_that_passed_and_fails_now_keeps_the_upgrade_away() -> None:
 def test_a_row_that_still_passes_and_is_a_third_slower_is_to_be_looked_at() -> None:
     slower = speed_of(speed_run(upstream_ms=90.0, cache_ms=70.0, compiled_ms=30.0))
     faster = speed_of(speed_run(upstream_ms=90.0, cache_ms=70.0, compiled_ms=20.0))
-    upgrade = upgrade_from(
-        with_suite(good_result(), Suite.SPEED, faster), with_suite(good_result(**NEW), Suite.SPEED, slower)
-    )
+    upgrade = upgrade_from(with_suite(good_result(), Suite.SPEED, faster), with_suite(of_new(), Suite.SPEED, slower))
     assert (upgrade.advice, upgrade.exit_code) == (Advice.LOOK, ExitCode.FINDINGS)
     assert "speedup" in said(upgrade).rpartition("recommendation:")[2]
 
 
 def test_what_failed_before_and_fails_worse_now_does_not_keep_the_upgrade_away() -> None:
     before = production_incident()
-    after = with_figures(production_incident(**NEW), {Gate.RECOMPILES_TOTAL: 60.0})
+    after = with_figures(production_incident(torch="2.14.1"), {Gate.RECOMPILES_TOTAL: 60.0})
     upgrade = upgrade_from(before, after)
     assert upgrade.advice is Advice.UPGRADE
     assert "recompiles_total 43 before, 60 now" in said(upgrade)
@@ -83,9 +83,7 @@ def test_what_failed_before_and_fails_worse_now_does_not_keep_the_upgrade_away()
 
 
 def test_a_passing_row_that_could_not_be_run_is_no_recommendation() -> None:
-    crash = good_result(**NEW).model_copy(
-        update={"evidence": {}, "failure": Failure(kind="crash", message="exit code 139")}
-    )
+    crash = of_new().model_copy(update={"evidence": {}, "failure": Failure(kind="crash", message="exit code 139")})
     upgrade = upgrade_from(good_result(), crash)
     assert (upgrade.advice, upgrade.exit_code) == (Advice.UNKNOWN, ExitCode.CELL_NOT_RUN)
     assert "exit code 139" in said(upgrade)
@@ -99,7 +97,7 @@ def test_a_passing_row_that_could_not_be_run_is_no_recommendation() -> None:
     ],
 )
 def test_answers_to_another_question_are_not_compared(change: dict[str, Any], told: str) -> None:
-    other = good_result(**NEW)
+    other = of_new()
     other = other.model_copy(update={"request": other.request.model_copy(update=change)})
     upgrade = upgrade_from(good_result(), other)
     assert upgrade.rows[0].before is None
@@ -110,7 +108,7 @@ def test_answers_to_another_question_are_not_compared(change: dict[str, Any], to
 def test_reasons_that_the_compiler_never_gave_before_are_told() -> None:
     known = ("recompile", "forward", "size mismatch at index N", 3)
     before = with_reasons(good_result(), known)
-    after = with_reasons(good_result(**NEW), known, ("recompile", "append", "a new\x1b[31m guard", 2))
+    after = with_reasons(of_new(), known, ("recompile", "append", "a new\x1b[31m guard", 2))
     text = said(upgrade_from(before, after))
     assert "fixed_size/default: recompile in append: a new [31m guard: 0 before, 2 now" in text
     assert "size mismatch" not in text
@@ -121,7 +119,7 @@ def test_defaults_that_moved_are_told_with_those_that_matter_first() -> None:
     after = {"dynamo.recompile_limit": 16, "inductor.a": 2, "dynamo.new": None, "dynamo.same": 3}
     moved = moved_defaults(before, after)
     assert [one.name for one in moved] == ["dynamo.recompile_limit", "dynamo.new", "dynamo.old", "inductor.a"]
-    upgrade = upgrade_from(good_result(), good_result(**NEW), defaults=moved)
+    upgrade = upgrade_from(good_result(), of_new(), defaults=moved)
     short = said(upgrade)
     assert "dynamo.recompile_limit: 8 -> 16" in short and "and 3 others" in short and "inductor.a" not in short
     whole = said(upgrade, all_defaults=True)
@@ -129,23 +127,21 @@ def test_defaults_that_moved_are_told_with_those_that_matter_first() -> None:
 
 
 def test_defaults_that_nobody_knows_are_not_said_to_be_the_same() -> None:
-    assert "not known for one of the two releases" in said(upgrade_from(good_result(), good_result(**NEW)))
+    assert "not known for one of the two releases" in said(upgrade_from(good_result(), of_new()))
 
 
 def test_lowering_for_cuda_is_told_per_architecture_with_what_moved() -> None:
     before = with_lowering(good_result())
-    after = with_lowering(
-        good_result(**NEW), captured_whole=2, partitions=5, spilling_kernels=4, errors={"KeyError": 1}
-    )
+    after = with_lowering(of_new(), captured_whole=2, partitions=5, spilling_kernels=4, errors={"KeyError": 1})
     text = said(upgrade_from(before, after))
     assert "for sm_90: graphs 3, captured whole 3 -> 2, partitions 3 -> 5" in text
     assert "spilling kernels 0 -> 4" in text
     assert "1 graphs cannot be compiled: KeyError" in text
-    assert "not tried" in said(upgrade_from(good_result(), good_result(**NEW)))
+    assert "not tried" in said(upgrade_from(good_result(), of_new()))
 
 
 def test_compile_time_and_speed_stand_beside_each_other() -> None:
-    text = said(upgrade_from(good_result(), good_result(**NEW, seed=3)))
+    text = said(upgrade_from(good_result(), of_new(seed=3)))
     assert "fixed_size/default: warm start, s 4.2" in text
     assert "median forecast, ms" in text
 

@@ -43,7 +43,7 @@ class UpgradeRow:
 
     @property
     def got_worse(self) -> bool:
-        """Tell if a row that can be used has a figure that is worse beyond noise; what fails anyway may do as it likes."""
+        """Tell if a row that can be used has a figure that is worse beyond noise; what fails anyway does not count."""
         return self.change.after is Status.PASS and self.change.change is Change.REGRESSED
 
     @property
