@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from toto_compat.environments.torch_sources.variables import installed_sources, load_table, variables_of  # noqa: E402
 from toto_compat.production.lint_env import INSTEAD  # noqa: E402
-from toto_compat.production.torch_variables import installed_sources, load_table, variables_of  # noqa: E402
 
 pytestmark = pytest.mark.cell
 
@@ -16,7 +16,7 @@ def test_the_table_is_what_the_installed_release_reads() -> None:
     release = torch.__version__.partition("+")[0]
     table = load_table()
     if release not in table.releases:
-        pytest.skip(f"the table has no {release}: python -m toto_compat.production.torch_variables {release}")
+        pytest.skip(f"the table has no {release}: python -m toto_compat.environments.torch_sources.variables {release}")
     read = variables_of(installed_sources(Path(torch.__file__).parent))
     assert {name for name, one in table.variables.items() if release in one.releases} == set(read)
     assert "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS" in read  # else both are empty

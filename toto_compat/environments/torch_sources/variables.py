@@ -1,22 +1,15 @@
-"""The environment variables that torch reads, per release: data made from the wheels' own sources.
-
-`python -m toto_compat.production.torch_variables 2.9.0 2.13.0 ...` reads the wheels of these releases, by ranges, and
-adds them to the table. What torch's C++ libraries read is not in it.
-"""
+"""The environment variables that torch reads, per release. What torch's C++ libraries read is not in the table."""
 
 import ast
-import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
-from packaging.version import Version
+from toto_compat.environments.torch_sources import spans
 
-TABLE = "torch_variables.json"
+TABLE = "variables.json"
 _NAME = re.compile(r"^(TORCH|PYTORCH|AOT|INDUCTOR)[A-Z0-9_]+$")
 _READERS = frozenset({"get", "getenv", "setdefault", "pop"})
 # Where a setting of a config module names its variable.
@@ -40,32 +33,40 @@ class Table:
 
     def nearest(self, torch: str) -> str:
         """The release of the table that speaks for a torch: the same, else the newest that is not newer."""
-        release = Version(Version(torch).public)
-        not_newer = [one for one in self.releases if Version(one) <= release]
-        return not_newer[-1] if not_newer else self.releases[0]
+        return spans.nearest(torch, self.releases)
 
 
 @cache
 def load_table() -> Table:
-    document = json.loads((resources.files("toto_compat.production") / TABLE).read_text(encoding="utf-8"))
+    document = spans.load(TABLE)
     releases = tuple(document["releases"])
     variables = {
         name: Variable(
             name,
-            tuple(
-                release
-                for release in releases
-                if any(
-                    first <= releases.index(release) <= last
-                    for first, last in [[releases.index(one) for one in span] for span in held["read_by"]]
-                )
-            ),
+            tuple(release for release, _ in spans.unfolded([(*span, None) for span in held["read_by"]], releases)),
             tuple(held.get("compared_with", ())),
             held["in"],
         )
         for name, held in document["variables"].items()
     }
     return Table(releases, variables)
+
+
+# per variable: the files that read it, and what they compare it with
+Read = Mapping[str, tuple[set[str], set[str]]]
+
+
+def known() -> dict[str, Read]:
+    """The table as it was read, release by release."""
+    table = load_table()
+    return {
+        release: {
+            name: ({one.read_in}, set(one.compared_with))
+            for name, one in table.variables.items()
+            if release in one.releases
+        }
+        for release in table.releases
+    }
 
 
 def variables_of(files: Iterable[tuple[str, bytes]]) -> dict[str, tuple[set[str], set[str]]]:
@@ -152,56 +153,18 @@ def installed_sources(torch_folder: Path) -> Iterator[tuple[str, bytes]]:
             yield name, path.read_bytes()
 
 
-def write_table(path: Path, read: Mapping[str, Mapping[str, tuple[set[str], set[str]]]]) -> None:
-    """Write what was read per release, spans of releases in place of lists of them."""
-    releases = sorted(read, key=Version)
+def document(read: Mapping[str, Read]) -> dict[str, object]:
+    """Fold what was read per release into the table."""
+    releases = spans.ordered(read)
     variables = {}
     for name in sorted({name for found in read.values() for name in found}):
-        reading = [release for release in releases if name in read[release]]
-        newest = read[reading[-1]][name]
-        held: dict[str, object] = {"read_by": _spans(reading, releases), "in": min(newest[0])}
+        reading = {release: None for release in releases if name in read[release]}
+        newest = read[list(reading)[-1]][name]
+        held: dict[str, object] = {
+            "read_by": [[first, last] for first, last, _ in spans.spans(reading, releases)],
+            "in": min(newest[0]),
+        }
         if newest[1]:
             held["compared_with"] = sorted(newest[1])
         variables[name] = held
-    document = {"schema": 1, "releases": releases, "variables": variables}
-    lines = json.dumps(document, indent=1)
-    path.write_text(
-        re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda held: f"[{' '.join(held[1].split())}]", lines) + "\n",
-        encoding="utf-8",
-    )
-
-
-def _spans(reading: list[str], releases: list[str]) -> list[list[str]]:
-    spans: list[list[str]] = []
-    for release in reading:
-        at = releases.index(release)
-        if spans and releases.index(spans[-1][1]) == at - 1:
-            spans[-1][1] = release
-        else:
-            spans.append([release, release])
-    return spans
-
-
-def main(versions: list[str]) -> None:
-    # here and not above: whoever lints an environment reads no wheels
-    from toto_compat.environments.wheel_sources import sources, wheel_url
-
-    path = Path(__file__).with_name(TABLE)
-    read: dict[str, Mapping[str, tuple[set[str], set[str]]]] = {}
-    if path.exists():
-        table = load_table()
-        for release in table.releases:
-            read[release] = {
-                name: ({one.read_in}, set(one.compared_with))
-                for name, one in table.variables.items()
-                if release in one.releases
-            }
-    for version in versions:
-        read[version] = variables_of(sources(wheel_url("torch", version), is_source))
-        sys.stdout.write(f"{version}: {len(read[version])} variables\n")
-        sys.stdout.flush()
-        write_table(path, read)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    return {"schema": 1, "releases": releases, "variables": variables}
