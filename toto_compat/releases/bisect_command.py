@@ -19,10 +19,12 @@ from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.releases.bisect import Question, Search, ask, look_by_running
 from toto_compat.releases.command import ReleaseNumber
+from toto_compat.releases.defaults import moved_between
 from toto_compat.releases.difference import count_changes, reason_changes, reason_lines
 from toto_compat.releases.observation import Criterion, Observation, stored_observations
 from toto_compat.releases.running import pruned_after
 from toto_compat.releases.search import Found, NoChange, NothingToCompare
+from toto_compat.releases.upgrade import WATCHED
 from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.progress import say
@@ -143,6 +145,9 @@ def answer_lines(question: Question, search: Search, answer: Found | NoChange | 
         if before.cell is not None and after.cell is not None:
             changes = [*count_changes(before.cell, after.cell), *reason_lines(reason_changes(before.cell, after.cell))]
             lines += ["", "what changed:", *(f"  {line}" for line in changes or ["nothing else that was recorded"])]
+        moved = [one.text for one in moved_between(before.release, after.release) or () if one.name in WATCHED]
+        if moved:
+            lines += ["", "torch's own defaults that moved with it:", *(f"  {line}" for line in moved)]
     run = sum(seen.source != NOT_RUN for seen in search.path)
     lines += ["", f"path: {run} of {len(search.releases)} releases were run"]
     lines += [f"  {number}. {seen.text}" for number, seen in enumerate(search.path, 1)]

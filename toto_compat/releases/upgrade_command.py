@@ -21,6 +21,7 @@ from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.releases.adding import find_release, prepare_addition, write_addition
 from toto_compat.releases.command import ReleaseNumber, look
+from toto_compat.releases.defaults import moved_between
 from toto_compat.releases.listing import PYTORCH_INDEX, Channel, State, listed
 from toto_compat.releases.running import pruned_after, run_cells
 from toto_compat.releases.upgrade import Upgrade, compare_release, upgrade_lines
@@ -90,7 +91,9 @@ def check_release(path: Path, version: Version, asked: dict[str, Any]) -> Upgrad
     except KeyboardInterrupt:
         runtime.stop()
         raise
-    upgrade = compare_release(str(version), judge_run(run).cells, before, notes=tuple(notes))
+    older = {cell.result.request.environment.torch for cell in before}
+    defaults = moved_between(older.pop(), str(version)) if len(older) == 1 else None
+    upgrade = compare_release(str(version), judge_run(run).cells, before, defaults=defaults, notes=tuple(notes))
     write_atomically(run.folder / "upgrade.txt", "\n".join(upgrade_lines(upgrade, all_defaults=True)) + "\n")
     say(f"run: {run.folder}")
     return upgrade
