@@ -50,9 +50,9 @@ def test_every_environment_of_the_matrix_file_has_a_cell_session() -> None:
 def test_an_environment_added_to_the_matrix_file_gets_a_session(copied_project: Path) -> None:
     matrix_file = copied_project / "matrix.yaml"
     matrix = yaml.safe_load(matrix_file.read_text(encoding="utf-8"))
-    matrix["environments"]["torch-2.14.1-cu130"] = {"torch": "2.14.1", "build": "cu130"}
+    matrix["environments"]["torch-2.99.1-cu130"] = {"torch": "2.99.1", "build": "cu130"}
     matrix_file.write_text(yaml.safe_dump(matrix), encoding="utf-8")
-    assert "cell(torch-2.14.1-cu130)" in list_sessions(copied_project).stdout
+    assert "cell(torch-2.99.1-cu130)" in list_sessions(copied_project).stdout
 
 
 @pytest.mark.parametrize("content", ["environments: [", "[]", "schema: 1\n", "environments: 3\n"])

@@ -63,6 +63,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "toto_compat.reference.command:reference_command",
         "Make the committed reference results and what README shows of them.",
     ),
+    "release-check": (
+        "toto_compat.releases.upgrade_command:release_check_command",
+        "Try a torch release and say whether to upgrade to it.",
+    ),
     "bisect": ("toto_compat.releases.bisect_command:bisect_command", "Find the torch release at which a gate flips."),
     "gpu-acceptance": (
         "toto_compat.acceptance.command:gpu_acceptance_command",

@@ -18,8 +18,8 @@ class ExitCode(IntEnum):
     REQUIREMENT = 7  # a row named by --require is not PASS, or `toggle enable` has no verdict that allows it
     STORAGE = 8  # results cannot be read or written: permissions, full disk, corrupt file
     INPUT = 9  # a file given by the user (log, CSV, checkpoint, incident) cannot be used
-    FINDINGS = 10  # analyze, lint-env or diff found what --fail-on asks to fail on
-    NOT_REPRODUCED = 11  # an incident did not show all that is expected of it
+    FINDINGS = 10  # analyze, lint-env or diff found what --fail-on asks to fail on; releases --check, release-check
+    NOT_REPRODUCED = 11  # an incident did not show all that is expected of it, or bisect found no change
     ENGINE = 12  # the container engine does not answer or refused
     MISSING_EXTRA = 13  # the command needs packages that a slim install leaves out
     BUNDLE = 14  # a bundle is damaged, unsafe to unpack, or none of ours

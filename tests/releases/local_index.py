@@ -30,19 +30,23 @@ def wheel(name: str, version: str, *, needs: tuple[str, ...] = (), files: dict[s
     return content.getvalue()
 
 
+def filler(length: int) -> bytes:
+    """Bytes that do not compress."""
+    return random.Random(length).randbytes(length)  # noqa: S311 - no secret
+
+
 def torch_wheel(version: str, cuda: str = "13.4", *, triton: str = 'triton==3.9.0; python_version < "3.15"') -> bytes:
     """A torch with the parts that are looked at, and two megabytes that nobody should fetch."""
-    public, _, _ = version.partition("+")
-    needs = ("numpy>=1", 'networkx; extra == "more"')
+    needs: tuple[str, ...] = ("numpy>=1", 'networkx; extra == "more"')
     if cuda:
         needs += (f"nvidia-cuda-runtime=={cuda}.7; platform_system == 'Linux'", triton)
     said = f"'{cuda}'" if cuda else "None"
     files = {
-        "torch/lib/libtorch_cuda.so": random.Random(7).randbytes(2_000_000),
-        "torch/lib/libtorch_python.so": b"\0sm_\0\0sm_75 sm_90 sm_120 compute_120\0" + random.Random(8).randbytes(3000),
+        "torch/lib/libtorch_cuda.so": filler(2_000_000),
+        "torch/lib/libtorch_python.so": b"\0sm_\0\0sm_75 sm_90 sm_120 compute_120\0" + filler(3000),
         "torch/version.py": f"__version__ = '{version}'\ncuda: Optional[str] = {said}\n".encode(),
     }
-    return wheel("torch", version, needs=tuple(one for one in needs if one), files=files) if public else b""
+    return wheel("torch", version, needs=needs, files=files)
 
 
 @dataclass

@@ -213,18 +213,19 @@ def test_a_second_release_stands_in_order_and_a_known_one_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("version", "kind", "told"),
+    ("version", "error_and_text"),
     [
-        ("2.99.0", SelectionError, "there is no torch 2.99.0"),
-        ("2.16.0", EnvironmentBuildError, "withdrawn from the index: wrong CUDA"),
-        ("2.16.1", EnvironmentBuildError, "cannot be read"),
-        ("2.16.2", EnvironmentBuildError, "no sha256"),
-        ("2.16.3", EnvironmentBuildError, "cannot be locked"),
+        ("2.99.0", (SelectionError, "there is no torch 2.99.0")),
+        ("2.16.0", (EnvironmentBuildError, "withdrawn from the index: wrong CUDA")),
+        ("2.16.1", (EnvironmentBuildError, "cannot be read")),
+        ("2.16.2", (EnvironmentBuildError, "no sha256")),
+        ("2.16.3", (EnvironmentBuildError, "cannot be locked")),
     ],
 )
 def test_what_cannot_be_added_is_told_and_nothing_is_written(
-    run: Run, index: LocalIndex, matrix_file: Path, version: str, kind: type[TotoCompatError], told: str
+    run: Run, index: LocalIndex, matrix_file: Path, version: str, error_and_text: tuple[type[TotoCompatError], str]
 ) -> None:
+    kind, told = error_and_text
     index.torch("2.16.0", yanked="wrong CUDA")
     index.publish("torch-2.16.1-cp311-cp311-manylinux_2_28_x86_64.whl", b"no wheel at all")
     index.torch("2.16.2", hashed=False)

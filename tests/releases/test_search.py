@@ -17,12 +17,12 @@ def search(truth: Sequence[object], known: Sequence[int] = ()) -> tuple[Step, li
     """Run the search against a row that answers; `known` places were looked at before it began."""
     states: list[State] = [Unseen.UNKNOWN] * len(truth)
     for place in known:
-        states[place] = Unseen.SKIPPED if truth[place] == SKIP else truth[place]  # type: ignore[assignment]
+        states[place] = Unseen.SKIPPED if truth[place] == SKIP else truth[place]
     looked: list[int] = []
     while isinstance(step := next_step(states), Probe):
         assert states[step.at] is Unseen.UNKNOWN, "no place is looked at twice"
         looked.append(step.at)
-        states[step.at] = Unseen.SKIPPED if truth[step.at] == SKIP else truth[step.at]  # type: ignore[assignment]
+        states[step.at] = Unseen.SKIPPED if truth[step.at] == SKIP else truth[step.at]
     return step, looked
 
 

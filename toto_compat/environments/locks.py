@@ -23,6 +23,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from toto_compat.contract.request import Environment
+from toto_compat.environments.build_lock import OnLine
 from toto_compat.environments.fork import fork_wheel
 from toto_compat.environments.indexes import index_options
 from toto_compat.environments.pythons import find_python
@@ -409,14 +410,14 @@ def keep_known_sizes(lock: Lock) -> Lock:
     return replace(lock, packages=tuple(kept))
 
 
-def resolve_base_digest(image: str) -> None:
+def resolve_base_digest(image: str, say: OnLine = click.echo) -> None:
     """Pin a base image by what a registry says its tag stands for now; elsewhere the first machine that can does it."""
     if image in read_base_digests() or "@sha256:" in image:
         return
     try:
         digest = ask_registry(image)
     except NoRegistryError as error:
-        click.echo(f"base image {image}: no registry answers here ({error}), its digest stays open")
+        say(f"base image {image}: no registry answers here ({error}), its digest stays open")
         return
     record_base_digest(image, digest)
-    click.echo(f"base image {image} is {digest}")
+    say(f"base image {image} is {digest}")

@@ -46,7 +46,7 @@ class WheelFacts(StrictModel):
         return f"cu{self.cuda.replace('.', '')}" if self.cuda else "cpu"
 
     def compiles_on(self, python: str) -> bool:
-        """Tell if the wheel installs on this Python and brings Triton there, without which CUDA code is not compiled."""
+        """Tell if the wheel installs on this Python and brings Triton there, which CUDA code is compiled with."""
         if not _admits(self.requires_python, python):
             return False
         markers = [one.marker for one in map(Requirement, self.requirements) if canonicalize_name(one.name) == "triton"]

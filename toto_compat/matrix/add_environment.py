@@ -89,6 +89,7 @@ def _environments_node(text: str, path: Path) -> yaml.MappingNode:
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     assert isinstance(root, yaml.MappingNode)  # load_matrix has read it
     section = next(value for key, value in root.value if key.value == "environments")
+    assert isinstance(section, yaml.MappingNode)
     if section.flow_style or any(key.tag.endswith(":merge") for key, _ in section.value):
         raise MatrixFileError(
             f"{path}:{section.start_mark.line + 1}: environments is written in a way that lines cannot be put into",
@@ -107,7 +108,9 @@ def _line_for(section: yaml.MappingNode, lines: list[str], matrix: Matrix, envir
             max(older, key=lambda name: (Version(matrix.environments[name].torch), names.index(name)))
         )
     else:
-        follows = names.index(same[0]) - 1 if same and names.index(same[0]) > 0 else len(names) - 1
+        follows = names.index(same[0]) - 1 if same else len(names) - 1
+    if follows < 0:
+        return int(section.value[0][0].start_mark.line)
     end = section.value[follows + 1][0].start_mark.line if follows + 1 < len(names) else _end_of(section, lines)
     column = section.value[0][0].start_mark.column
     # comments above a key belong to it, and so do the blank lines before them
@@ -127,8 +130,11 @@ def _is_between(line: str, column: int) -> bool:
 
 def _spaced(lines: list[str], at: int, stanza: str) -> list[str]:
     """Keep one blank line between environments where the file has them."""
-    follows = bool(at < len(lines) and lines[at].strip())
-    return ["", *stanza.rstrip("\n").split("\n"), *([""] if follows or at >= len(lines) else [])]
+    own = stanza.rstrip("\n").split("\n")
+    if lines[at - 1].lstrip().startswith("environments:") or not lines[at - 1].strip():
+        return [*own, ""]
+    follows = at >= len(lines) or bool(lines[at].strip())
+    return ["", *own, *([""] if follows else [])]
 
 
 def _anchor_of(text: str, section: yaml.MappingNode, environment: Environment, matrix: Matrix, line: int) -> str | None:

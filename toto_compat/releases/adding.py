@@ -16,6 +16,7 @@ from toto_compat.matrix.add_environment import EditedMatrix, most_similar, with_
 from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.schema import Matrix
 from toto_compat.releases.listing import Channel, TorchRelease, wheel_for
+from toto_compat.runtimes.progress import say
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def write_addition(addition: Addition) -> None:
         if not there:
             path.unlink(missing_ok=True)
         raise
-    resolve_base_digest(addition.environment.base_image)
+    resolve_base_digest(addition.environment.base_image, say)
 
 
 def _python(model: Environment, release: TorchRelease, facts: WheelFacts) -> str:

@@ -10,19 +10,15 @@ from packaging.version import Version
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.request import CellRequest, Device
 from toto_compat.errors import EnvironmentBuildError, SelectionError, TotoCompatError
-from toto_compat.evidence.store import CellStore, load_run
+from toto_compat.evidence.store import CellStore
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.expand import expand, named_profile, select
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.request import matrix_request
 from toto_compat.matrix.schema import Matrix
-from toto_compat.matrix.selection import Selection
 from toto_compat.releases.observation import Criterion, Observation, observe
+from toto_compat.releases.running import run_cells
 from toto_compat.releases.search import Found, NoChange, NothingToCompare, Probe, State, Unseen, next_step
-from toto_compat.runtimes.plan import plan_run
-from toto_compat.runtimes.prepare import prepare_run
-from toto_compat.runtimes.progress import progress_for
-from toto_compat.runtimes.run import run_prepared
 from toto_compat.runtimes.seam import Runtime
 
 PROFILE = "bisect"  # a profile with the suites that the gate needs and no other; matrix.yaml may not have one so called
@@ -181,24 +177,17 @@ def look_by_running(
     def skipped(why: str) -> Observation:
         return Observation(environment.torch, cell.environment, "run now", None, f"skipped: {why}")
 
-    workload = cell.workload or question.matrix.profiles[PROFILE].workloads[0]
-    selection = Selection(
-        question.matrix,
-        question.matrix_path,
-        (cell,),
-        (),
-        question.device,
-        {workload: question.matrix.workloads[workload]},
-    )
     asked = Asked((cell,), profile=PROFILE, jobs=1, run=cell.environment, results=results)
     try:
-        plan = plan_run(selection, runtime, store, asked)
-        with progress_for(1) as progress:
-            prepared = prepare_run(plan, selection, runtime=runtime, store=store, asked=asked, progress=progress)
-            folder = run_prepared(
-                prepared, plan, selection, runtime=runtime, store=store, asked=asked, progress=progress
-            )
-        [stored] = load_run(folder).cells
+        [stored] = run_cells(
+            question.matrix,
+            question.matrix_path,
+            [cell],
+            asked,
+            device=question.device,
+            runtime=runtime,
+            store=store,
+        ).cells
     except EnvironmentBuildError as error:
         return skipped(f"it does not install: {_line(error)}")
     seen = observe(stored, question.criterion, "from the store" if stored.reused else "run now")

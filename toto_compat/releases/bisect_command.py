@@ -1,11 +1,7 @@
 """The command line of `toto-compat bisect`: the path taken, what was seen on both sides, and what changed."""
 
 import json
-import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +9,6 @@ from typing import Any
 import click
 
 from toto_compat.contract.gate_limit import GateLimit
-from toto_compat.environments.virtualenv import venv_folder
 from toto_compat.errors import ExitCode, SelectionError
 from toto_compat.evidence.files import cache_folder, check_writable, write_atomically
 from toto_compat.evidence.store import CellStore
@@ -24,17 +19,19 @@ from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.releases.bisect import Question, Search, ask, look_by_running
 from toto_compat.releases.command import ReleaseNumber
+from toto_compat.releases.defaults import moved_between
 from toto_compat.releases.difference import count_changes, reason_changes, reason_lines
 from toto_compat.releases.observation import Criterion, Observation, stored_observations
+from toto_compat.releases.running import pruned_after
 from toto_compat.releases.search import Found, NoChange, NothingToCompare
+from toto_compat.releases.upgrade import WATCHED
 from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.progress import say
-from toto_compat.runtimes.prune import remove
-from toto_compat.runtimes.seam import Runtime
 from toto_compat.workflow import sigterm_as_interrupt
 
 FOLDER = "bisects"
+NOT_RUN = "not run"
 
 
 @click.command("bisect")
@@ -110,7 +107,7 @@ def run_search(question: Question, asked: dict[str, Any]) -> tuple[Search, Found
     if asked["stored_only"]:
 
         def look(release: str) -> Observation:
-            return Observation(release, "", "not run", None, "no stored evidence")
+            return Observation(release, "", NOT_RUN, None, "no stored evidence")
 
         return search, search.follow(look)
     folder = asked["results"] / FOLDER / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-{question.criterion.gate.value}"
@@ -119,7 +116,8 @@ def run_search(question: Question, asked: dict[str, Any]) -> tuple[Search, Found
 
     def run(release: str) -> Observation:
         say(f"  looking at torch {release}")
-        with pruned_after(question, release, runtime, keep=asked["keep_environments"]):
+        environment = question.cells[release][0].environment
+        with pruned_after(question.matrix, environment, runtime, keep=asked["keep_environments"]):
             seen = look_by_running(question, release, runtime=runtime, store=store, results=folder)
         say(f"  {seen.text}")
         return seen
@@ -132,27 +130,6 @@ def run_search(question: Question, asked: dict[str, Any]) -> tuple[Search, Found
     write_atomically(folder / "bisect.json", json.dumps(as_data(question, search, answer), indent=1) + "\n")
     say(f"the runs behind this: {folder}")
     return search, answer
-
-
-@contextmanager
-def pruned_after(question: Question, release: str, runtime: Runtime, *, keep: bool) -> Iterator[None]:
-    """Remove the virtualenv of a look if the look had it built: one lies on the disk at a time, 5 to 7 GB."""
-    name = question.cells[release][0].environment
-    environment = question.matrix.environments[name]
-    was_there = runtime.lock_of(name, environment) is not None
-    cached = os.environ.get("PIP_NO_CACHE_DIR")
-    if not was_there and not keep:
-        os.environ["PIP_NO_CACHE_DIR"] = "1"  # else pip keeps the gigabytes that are removed below
-    try:
-        yield
-    finally:
-        if cached is None:
-            os.environ.pop("PIP_NO_CACHE_DIR", None)
-        folder = venv_folder(name, environment)
-        if not was_there and not keep and folder.exists():
-            started = time.monotonic()
-            remove(folder)
-            say(f"  {name}: its virtualenv is removed ({time.monotonic() - started:.0f} s)")
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -168,7 +145,11 @@ def answer_lines(question: Question, search: Search, answer: Found | NoChange | 
         if before.cell is not None and after.cell is not None:
             changes = [*count_changes(before.cell, after.cell), *reason_lines(reason_changes(before.cell, after.cell))]
             lines += ["", "what changed:", *(f"  {line}" for line in changes or ["nothing else that was recorded"])]
-    lines += ["", f"path: {len(search.path)} of {len(search.releases)} releases were run"]
+        moved = [one.text for one in moved_between(before.release, after.release) or () if one.name in WATCHED]
+        if moved:
+            lines += ["", "torch's own defaults that moved with it:", *(f"  {line}" for line in moved)]
+    run = sum(seen.source != NOT_RUN for seen in search.path)
+    lines += ["", f"path: {run} of {len(search.releases)} releases were run"]
     lines += [f"  {number}. {seen.text}" for number, seen in enumerate(search.path, 1)]
     taken = [seen for seen in search.seen.values() if seen not in search.path]
     if taken:

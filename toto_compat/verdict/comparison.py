@@ -56,7 +56,7 @@ _SPREAD_FACTOR = 2.0
 def compare(before: Sequence[JudgedCell], after: Sequence[JudgedCell]) -> list[RowChange]:
     """One change per cell of either run. Judge both by the same limits first, or limits show up as changes."""
     old, new = _by_name(before), _by_name(after)
-    return [_compare_row(name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
+    return [compare_row(name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
 
 
 def _by_name(cells: Sequence[JudgedCell]) -> Mapping[str, JudgedCell]:
@@ -69,7 +69,8 @@ def _by_name(cells: Sequence[JudgedCell]) -> Mapping[str, JudgedCell]:
     }
 
 
-def _compare_row(name: str, old: JudgedCell | None, new: JudgedCell | None) -> RowChange:
+def compare_row(name: str, old: JudgedCell | None, new: JudgedCell | None) -> RowChange:
+    """Compare one row of two runs; `name` is what it is called, since each may be of another environment."""
     if old is None:
         assert new is not None
         return RowChange(name, Change.NEW, None, new.verdict)

@@ -1,0 +1,182 @@
+"""bisect from stored evidence, and through releases that do not install: what is asked, seen, skipped and told."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.verdict.sample_cells import cell_request, good_result, with_figures
+from tests.verdict.stored_runs import store_run
+from toto_compat.cli import cli
+from toto_compat.contract.request import Device
+from toto_compat.contract.result import CellResult
+from toto_compat.contract.suites import Suite
+from toto_compat.errors import ExitCode, SelectionError
+from toto_compat.matrix.gates import Gate
+from toto_compat.matrix.load import load_matrix
+from toto_compat.releases.bisect import PROFILE, narrowed
+
+REPOSITORY = Path(__file__).parents[2]
+MATRIX = load_matrix(REPOSITORY / "matrix.yaml")
+BUILDS = {one.torch: one.build for one in MATRIX.environments.values()}
+RELEASES = ("2.4.1", "2.5.1", "2.6.0", "2.7.0", "2.8.0", "2.9.0")
+
+
+def cell(torch: str, *, total: float = 0.0, breaks: float = 0.0, reasons: dict[str, int] | None = None) -> CellResult:
+    """A finished cell of the upstream cache as the current suites leave it, of the workload of quick."""
+    result = good_result(torch=torch, build=BUILDS[torch], cache="upstream", device=Device.CPU)
+    result = with_figures(result, {Gate.RECOMPILES_TOTAL: total, Gate.GRAPH_BREAKS: breaks})
+    listed = [
+        {"kind": "recompile", "function": "forward", "reason": one, "count": count}
+        for one, count in (reasons or {}).items()
+    ]
+    evidence = {
+        suite: found.model_copy(update={"version": suite.rule.version, "details": {**found.details, "reasons": listed}})
+        for suite, found in result.evidence.items()
+    }
+    request = result.request.model_copy(update={"workload": MATRIX.workloads["quick"], "workload_name": "quick"})
+    return result.model_copy(update={"evidence": evidence, "request": request})
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "results"
+
+
+def bisect(results: Path, *words: str, matrix: Path = REPOSITORY / "matrix.yaml") -> Result:
+    options = ["--device", "cpu", "--results", str(results), "--matrix", str(matrix)]
+    return CliRunner().invoke(cli, ["bisect", *words, *options])
+
+
+def stored(results: Path, *words: str) -> dict[str, object]:
+    result = bisect(results, *words, "--stored-only", "--json")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    answer: dict[str, object] = json.loads(result.stdout)
+    return answer
+
+
+def test_the_release_at_which_a_gate_flips_is_found_in_stored_runs(results: Path) -> None:
+    for torch in RELEASES:
+        store_run(results, f"reference/{torch}", [cell(torch, total=12.0 if torch >= "2.7" else 4.0)])
+    answer = stored(results, "recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.9.0")
+    assert answer["answer"] == {
+        "kind": "Found", "before": "2.6.0", "after": "2.7.0", "skipped": [], "other_changes": []
+    }  # fmt: skip
+    assert answer["path"] == [], "everything was known: nothing had to be run"
+
+
+def test_a_figure_that_changes_below_or_above_its_limit_needs_any_change_or_another_limit(results: Path) -> None:
+    for torch in RELEASES:
+        store_run(results, f"reference/{torch}", [cell(torch, total={"2.4.1": 38.0}.get(torch, 47.0))])
+    ends = ("recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.9.0")
+    assert bisect(results, *ends, "--stored-only").exit_code == ExitCode.NOT_REPRODUCED, "it fails everywhere"
+    assert stored(results, *ends, "--any-change")["answer"]["after"] == "2.5.1"  # type: ignore[index]
+    assert stored(results, *ends, "--limit", "40")["answer"]["after"] == "2.5.1"  # type: ignore[index]
+    assert bisect(results, *ends, "--stored-only", "--limit", "50").exit_code == ExitCode.NOT_REPRODUCED
+
+
+def test_both_sides_and_what_changed_are_told(results: Path) -> None:
+    store_run(results, "reference/a", [cell("2.4.1", total=38, breaks=25, reasons={"L['x'] == N": 5, "gone": 1})])
+    store_run(results, "reference/b", [cell("2.5.1", total=47, breaks=30, reasons={"L['x'] == N": 9, "fresh": 2})])
+    words = ("recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.5.1", "--any-change")
+    text = bisect(results, *words, "--stored-only").stdout
+    assert "changed with torch 2.5.1, 2.4.1 was the last before it" in text
+    assert "2.4.1: recompiles_total 38 (reference/a)" in text and "2.5.1: recompiles_total 47 (reference/b)" in text
+    assert "graph breaks 25 before, 30 now" in text
+    assert "recompile in forward: fresh: 0 before, 2 now" in text
+    assert "recompile in forward: gone: 1 before, 0 now" in text
+
+
+def test_releases_without_evidence_are_named_and_a_row_that_changes_twice_is_called_so(results: Path) -> None:
+    for torch, total in {"2.4.1": 4, "2.6.0": 12, "2.8.0": 3}.items():
+        store_run(results, f"reference/{torch}", [cell(torch, total=total)])
+    text = bisect(
+        results, "recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.9.0", "--stored-only"
+    ).stdout
+    assert "changed with torch 2.6.0, 2.4.1 was the last before it; 2.5.1 could not be looked at" in text
+    assert "not the only change: also between 2.6.0 and 2.8.0" in text
+
+
+@pytest.mark.parametrize("difference", ["suite version", "workload", "device"])
+def test_evidence_of_another_question_is_not_taken(results: Path, difference: str) -> None:
+    other = cell("2.5.1", total=99)
+    match difference:
+        case "suite version":
+            old = other.evidence[Suite.RECOMPILE].model_copy(update={"version": 1})
+            other = other.model_copy(update={"evidence": {**other.evidence, Suite.RECOMPILE: old}})
+        case "workload":
+            change = {"workload": MATRIX.workloads["smoke"]}
+            other = other.model_copy(update={"request": other.request.model_copy(update=change)})
+        case "device":
+            change = {"device": Device.CUDA}  # type: ignore[dict-item]
+            other = other.model_copy(update={"request": other.request.model_copy(update=change)})
+    store_run(results, "reference/a", [cell("2.4.1")])
+    store_run(results, "reference/b", [other])
+    answer = stored(results, "recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.5.1")
+    assert [one["torch"] for one in answer["stored"]] == ["2.4.1"]  # type: ignore[attr-defined]
+
+
+def test_a_gate_that_was_not_decided_is_skipped_and_not_taken_for_good(results: Path) -> None:
+    undecided = with_figures(cell("2.5.1"), {Gate.RECOMPILES_TOTAL: None})
+    store_run(results, "reference/a", [cell("2.4.1")])
+    store_run(results, "reference/b", [undecided])
+    result = bisect(
+        results, "recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.5.1", "--stored-only"
+    )
+    assert result.exit_code == ExitCode.NOT_REPRODUCED
+    assert "fewer than two releases" in result.stdout
+
+
+def test_releases_that_do_not_install_are_skipped_with_the_reason(results: Path, tmp_path: Path) -> None:
+    text = (REPOSITORY / "matrix.yaml").read_text()
+    # a Python that no machine has: the environment fails before anything is downloaded
+    broken = text.replace(
+        'torch: "2.5.1"\n    build: cu124\n    python: "3.11"', 'torch: "2.5.1"\n    build: cu124\n    python: "3.1"'
+    )
+    assert broken != text
+    (tmp_path / "matrix.yaml").write_text(broken)
+    store_run(results, "reference/a", [cell("2.4.1", total=1)])
+    store_run(results, "reference/b", [cell("2.6.0", total=30)])
+    words = ("recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.6.0")
+    result = bisect(results, *words, matrix=tmp_path / "matrix.yaml")
+    assert result.exit_code == ExitCode.OK, result.exception
+    assert "changed with torch 2.6.0, 2.4.1 was the last before it; 2.5.1 could not be looked at" in result.stdout
+    assert "2.5.1: skipped: it does not install: Python 3.1 is not on this machine" in result.stdout
+    [record] = results.glob("bisects/*/bisect.json")
+    assert json.loads(record.read_text())["path"][0]["skipped"] is True
+
+
+def test_only_the_suite_of_the_gate_is_run() -> None:
+    profile = narrowed(MATRIX, "quick", Gate.RECOMPILES_TOTAL).profiles[PROFILE]
+    assert profile.suites == (Suite.RECOMPILE,)
+    assert profile.workloads == MATRIX.profiles["quick"].workloads
+    assert not profile.unannounced_shapes
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("recompile_totals", "upstream/default"), "did you mean recompiles_total"),
+        (("recompiles_total", "*/*"), "bisect follows one cache in one mode"),
+        (("recompiles_total", "upstraem/default"), "upstream"),
+        (("recompiles_total", "upstream/default", "--good", "2.0.0"), "releases --add 2.0.0"),
+        (("mae_delta", "upstream/default"), "--limit N"),
+        (("recompiles_total", "upstream/default", "--good", "2.9.0", "--bad", "2.9.0"), "two releases at least"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_told(results: Path, words: tuple[str, ...], told: str) -> None:
+    error = bisect(results, *words, "--stored-only").exception
+    assert isinstance(error, SelectionError)
+    assert told in str(error)
+
+
+def test_two_questions_at_once_are_a_mistake_of_the_command_line(results: Path) -> None:
+    words = ("recompiles_total", "upstream/default", "--limit", "3", "--any-change")
+    assert bisect(results, *words).exit_code == ExitCode.USAGE
+
+
+def test_the_sample_cells_are_named_as_the_matrix_names_them() -> None:
+    assert {f"torch-{torch}-{BUILDS[torch]}" for torch in RELEASES} <= set(MATRIX.environments)
+    assert cell_request(torch="2.4.1", build="cu121").cell.environment == "torch-2.4.1-cu121"

@@ -1,0 +1,173 @@
+"""`toto-compat release-check`: a release added, locked, built, run and held against the newest reference."""
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from packaging.version import Version
+
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.request import Device
+from toto_compat.environments.package_index import index_settings
+from toto_compat.errors import ExitCode, SelectionError, StorageError
+from toto_compat.evidence.files import cache_folder, check_writable, write_atomically
+from toto_compat.evidence.store import CellStore, Run, find_run, list_runs, load_run
+from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.expand import expand, named_profile, select
+from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
+from toto_compat.matrix.schema import Matrix
+from toto_compat.releases.adding import find_release, prepare_addition, write_addition
+from toto_compat.releases.command import ReleaseNumber, look
+from toto_compat.releases.defaults import moved_between
+from toto_compat.releases.listing import PYTORCH_INDEX, Channel, State, listed
+from toto_compat.releases.running import pruned_after, run_cells
+from toto_compat.releases.upgrade import Upgrade, compare_release, upgrade_lines
+from toto_compat.runtimes.device import choose_device
+from toto_compat.runtimes.open import open_runtime
+from toto_compat.runtimes.progress import say
+from toto_compat.verdict.judge import JudgedCell
+from toto_compat.verdict.judged_run import judge_run
+from toto_compat.workflow import sigterm_as_interrupt
+
+
+@click.command("release-check")
+@click.argument("version", type=ReleaseNumber(), required=False)
+@click.option("--rows", multiple=True, metavar="CACHE/MODE", help="Rows to run.  [default: every cache, mode default]")
+@click.option("--profile", default="quick", show_default=True, help="The reference was run with quick.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--reference", metavar="RUN", help="A run to compare with.  [default: the newest release of the references]"
+)
+@click.option("--keep", is_flag=True, help="Keep the release in matrix.yaml, with its lock.")
+@click.option("--keep-environment", is_flag=True, help="Do not remove the virtualenv that was built for the check.")
+@click.option("--all-defaults", is_flag=True, help="Show every default of torch's that moved.")
+@click.option("--pre", is_flag=True, help="Take release candidates too, from PyTorch's own test index.")
+@click.option("--nightly", is_flag=True, help="Take nightly builds, from PyTorch's own index.")
+@click.option("--pytorch-index", default=PYTORCH_INDEX, show_default=True, metavar="URL")
+@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@matrix_option
+def release_check_command(version: Version | None, matrix_file: Path | None, **asked: Any) -> None:
+    """Try torch VERSION, by default the newest that matrix.yaml lacks, and say whether to upgrade to it.
+
+    It is added to a copy of the matrix, locked, built in a virtualenv, run, and held against the newest reference:
+    verdicts, reasons of the compiler, torch's defaults, lowering for CUDA, compile time and speed."""
+    path = find_matrix_file(matrix_file)
+    if version is None:
+        version = newest_new_release(path, asked)
+        if version is None:
+            click.echo("your package index has no torch release newer than everything in the matrix")
+            return
+    check_writable(asked["results"])
+    with sigterm_as_interrupt():
+        upgrade = check_release(path, version, asked)
+    click.echo("\n".join(upgrade_lines(upgrade, all_defaults=asked["all_defaults"])))
+    if upgrade.exit_code is not ExitCode.OK:
+        sys.exit(upgrade.exit_code)
+
+
+def newest_new_release(path: Path, asked: dict[str, Any]) -> Version | None:
+    found, _ = look(path, build="", everything=False, **asked)
+    return next((one.version for one in found if one.state is State.NEW), None)
+
+
+def check_release(path: Path, version: Version, asked: dict[str, Any]) -> Upgrade:
+    """Run the release's rows and compare them; everything that is printed comes from what is stored afterwards."""
+    matrix, name, notes = matrix_with(path, version, asked)
+    device = choose_device(asked["device"])
+    named_profile(matrix, asked["profile"])
+    cells = rows_to_run(matrix, name, asked["rows"], asked["profile"])
+    before = reference_cells(asked["results"], asked["reference"], version, device)
+    runtime = open_runtime("venv", limits=matrix.limits, device=device)
+    run_name = f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-release-check-{version}"
+    own = Asked(tuple(cells), profile=asked["profile"], run=run_name, results=asked["results"])
+    try:
+        with pruned_after(matrix, name, runtime, keep=asked["keep_environment"]):
+            run = run_cells(
+                matrix, path, cells, own, device=device, runtime=runtime, store=CellStore(cache_folder() / "evidence")
+            )
+    except KeyboardInterrupt:
+        runtime.stop()
+        raise
+    older = {cell.result.request.environment.torch for cell in before}
+    defaults = moved_between(older.pop(), str(version)) if len(older) == 1 else None
+    upgrade = compare_release(str(version), judge_run(run).cells, before, defaults=defaults, notes=tuple(notes))
+    write_atomically(run.folder / "upgrade.txt", "\n".join(upgrade_lines(upgrade, all_defaults=True)) + "\n")
+    say(f"run: {run.folder}")
+    return upgrade
+
+
+def matrix_with(path: Path, version: Version, asked: dict[str, Any]) -> tuple[Matrix, str, list[str]]:
+    """The matrix with the release in it, the name of its environment, and what to say about that."""
+    matrix = load_matrix(path)
+    known = [name for name, environment in matrix.environments.items() if Version(environment.torch) == version]
+    if known:
+        # a CPU build does for a CPU, and is a tenth of the size
+        name = min(
+            known, key=lambda one: (matrix.environments[one].device is not choose_device(asked["device"]), len(one))
+        )
+        return matrix, name, [f"{name} is in {path}"]
+    settings = index_settings()
+    channel = Channel.NIGHTLY if asked["nightly"] else Channel.TEST if asked["pre"] else Channel.RELEASE
+    found, warnings = listed(settings, channel, pytorch_index=asked["pytorch_index"])
+    addition = prepare_addition(path, find_release(found, version), settings, pytorch_index=asked["pytorch_index"])
+    for warning in warnings:
+        say(f"warning: {warning}")
+    if asked["keep"]:
+        write_addition(addition)
+        return addition.edited.matrix, addition.name, [f"{addition.name} was added to {path}"]
+    hint = f"it is not in {path}: `toto-compat releases --add {version}` adds it"
+    return addition.edited.matrix, addition.name, [f"{addition.name}: {hint}"]
+
+
+def rows_to_run(matrix: Matrix, environment: str, rows: Sequence[str], profile: str) -> list[CellName]:
+    """The cells of the environment: those that were named, or every cache as torch ships, in the plainest mode."""
+    cells = [cell for cell in expand(matrix, profile) if cell.environment == environment]
+    if rows:
+        return select(cells, [f"{environment}/{row}" for row in rows])
+    first = {name: cache.settings[0] for name, cache in matrix.caches.items()}
+    spared = named_profile(matrix, profile).only_when_named
+    mode = "default" if "default" in matrix.modes else matrix.modes[0]
+    return [
+        cell for cell in cells if cell.mode == mode and cell.settings == first[cell.cache] and cell.cache not in spared
+    ]
+
+
+def reference_cells(results: Path, named: str | None, version: Version, device: Device) -> list[JudgedCell]:
+    """The judged cells to compare with: of a named run, or of the newest release that the references have."""
+    if named is not None:
+        return [cell for cell in judge_run(load_run(find_run(named, results))).cells if _is_for(cell, device)]
+    cells = [
+        cell
+        for run in sorted(_references(results), key=lambda run: run.info.started)
+        for cell in judge_run(run).cells
+        if _is_for(cell, device) and Version(cell.result.request.environment.torch) != version
+    ]
+    releases = {Version(cell.result.request.environment.torch) for cell in cells}
+    older = {one for one in releases if one < version}
+    if not releases:
+        raise SelectionError(
+            f"{results / 'reference'} holds no run on {device.value} to compare with",
+            hint="name a run with --reference RUN",
+        )
+    newest = max(older or releases)
+    # of one release the newest run counts: it comes last, and takes the place of those before it
+    own = [cell for cell in cells if Version(cell.result.request.environment.torch) == newest]
+    return list({cell.result.cell.partition("/")[2]: cell for cell in own}.values())
+
+
+def _references(results: Path) -> list[Run]:
+    runs = []
+    for name in list_runs(results):
+        if name.startswith("reference/"):
+            try:
+                runs.append(load_run(results / name))
+            except StorageError as error:
+                say(f"warning: {error.message}")
+    return runs
+
+
+def _is_for(cell: JudgedCell, device: Device) -> bool:
+    return cell.result.request.speaks_of is device and not cell.result.request.lower_only
