@@ -20,6 +20,7 @@ from toto_compat.bench import guard_cost
 from toto_compat.bench import shapes as shapes_module
 from toto_compat.bench.contest import Contest, ContestResult
 from toto_compat.bench.figures import BenchFigure, compared, compared_with_few, one_run
+from toto_compat.bench.harness import harness_share
 from toto_compat.bench.host_figures import host_figures
 from toto_compat.bench.shapes import Asked, Found
 from toto_compat.contract.request import Device
@@ -324,12 +325,13 @@ def shape_figures(name: str, found: Found) -> list[BenchFigure]:
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice([*CONTESTS, *SHAPES, "guard", "host"]),
+    type=click.Choice([*CONTESTS, *SHAPES, "guard", "host", "matrix"]),
     help="Some contests instead of all.",
 )
-def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...]) -> None:
+@click.option("--profile", default="quick", show_default=True, help="Of the run that matrix.harness_share is of.")
+def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...], profile: str) -> None:
     """Measure fixed_size against the other caches."""
-    chosen = only or (*CONTESTS, *SHAPES, "guard", "host")
+    chosen = only or (*CONTESTS, *SHAPES, "guard", "host", "matrix")
     figures: list[BenchFigure] = []
     with tempfile.TemporaryDirectory(prefix="toto-bench-") as folder:
         bench = Bench(environment, Path(folder))
@@ -353,6 +355,8 @@ def bench_command(json_file: Path | None, environment: str, only: tuple[str, ...
             figures.append(guard_figure(bench))
         if "host" in chosen:
             figures += host_figures(Path(folder))
+        if "matrix" in chosen:
+            figures.append(harness_share(environment, profile))
     click.echo(figure_table(figures))
     if json_file is not None:
         write_atomically(json_file, json.dumps({"figures": [asdict(figure) for figure in figures]}, indent=2) + "\n")
