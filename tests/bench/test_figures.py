@@ -1,15 +1,10 @@
 """What the bench says about timings it is given."""
 
 from dataclasses import asdict
-from types import SimpleNamespace
 
-import pytest
-
-from toto_compat.bench import host_figures
 from toto_compat.bench.command import contest_table, figure_table
 from toto_compat.bench.contest import ContestResult
 from toto_compat.bench.figures import compared, compared_with_few, one_run
-from toto_compat.bench.host_figures import harness_share
 
 
 def test_a_ratio_of_many_values_comes_with_an_interval_around_it() -> None:
@@ -33,15 +28,6 @@ def test_a_ratio_of_few_values_comes_with_the_range_of_their_ratios_and_says_so(
 
 def test_one_run_has_no_spread() -> None:
     assert "one run" in figure_table([one_run("share", 0.12345, "", "", "how")])
-
-
-def test_the_harness_share_says_what_counts_as_a_suite_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = SimpleNamespace(seconds=40.0, evidence={"speed": SimpleNamespace(seconds=30.0)})
-    monkeypatch.setattr(host_figures, "find_run", lambda name: name)
-    monkeypatch.setattr(host_figures, "load_run", lambda _run: SimpleNamespace(cells=[cell]))
-    [figure] = harness_share()
-    assert (figure.value, figure.spread_is) == (0.25, "one run")
-    assert "whole processes" in figure.method
 
 
 def test_the_table_compares_with_upstream_eager_and_shows_the_first_forecast_of_compiled_rows_only() -> None:

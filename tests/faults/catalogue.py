@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tests.faults import cells, installs, kills, storage
+from tests.faults import cells, containers, installs, kills, storage
 from tests.faults.outcome import Fault
 
 FAULTS: Mapping[str, Fault] = {
@@ -31,4 +31,8 @@ FAULTS: Mapping[str, Fault] = {
     "torch segfaults at import": cells.torch_segfaults,
     "package index goes away": installs.index_goes_away,
     "builder killed": installs.builder_killed,
+    "runner of containers killed": containers.runner_killed,
+    "container killed": containers.container_killed,
+    "container's log breaks off": containers.log_breaks_off,
+    "engine killed": containers.engine_killed,
 }

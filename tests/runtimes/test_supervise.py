@@ -80,7 +80,7 @@ class Supervised:
 
 
 @contextmanager
-def supervised(cell: str, *, memory: int = PLENTY, supervisor: list[str] = BY_PATH) -> Iterator[Supervised]:
+def supervised(cell: str, *, memory: int | str = PLENTY, supervisor: list[str] = BY_PATH) -> Iterator[Supervised]:
     process = subprocess.Popen(
         [*supervisor, str(memory), sys.executable, "-c", cell],
         cwd=ROOT,
@@ -285,3 +285,69 @@ def test_a_process_whose_name_looks_like_fields_of_the_table_is_found() -> None:
     with waiting_child(name) as pid:
         assert Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "a) S 1 (b\n"
         assert pid in supervise.descendants(os.getpid())
+
+
+# --- a control group --------------------------------------------------------------------------------------------------
+
+GROUPS = {1: (Path("/sys/fs/cgroup/memory"),), 2: (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))}
+
+
+@pytest.fixture(params=[1, 2], ids=["version 1", "version 2"])
+def group(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A control group of the test's own with memory in it, as a user gives one."""
+    file = {1: "memory.limit_in_bytes", 2: "cgroup.subtree_control"}[request.param]
+    root = next((folder for folder in GROUPS[request.param] if (folder / file).exists()), None)
+    if root is None:
+        pytest.skip(f"no memory controller of version {request.param} is mounted here")
+    made = root / f"toto-test-{os.getpid()}"
+    try:
+        made.mkdir()
+        if request.param == 2:
+            (made / "cgroup.subtree_control").write_text("+memory")
+    except OSError as error:
+        with suppress(OSError):
+            made.rmdir()
+        pytest.skip(f"no control group can be made in {root}: {error.strerror}")
+    yield made
+    made.rmdir()  # fails if the supervisor left a group in it
+
+
+def test_a_cell_in_a_control_group_is_held_to_its_memory_by_the_kernel(group: Path) -> None:
+    """It takes memory without a pause: what is looked at every two seconds would be too late."""
+    eat = "held = []\nwhile True: held.append(bytearray(1 << 20))"
+    with supervised(eat, memory=f"{64 * MB}@{group}") as running:
+        assert running.code() == 128 + signal.SIGKILL
+        assert supervise.OUT_OF_MEMORY_LINE in running.stderr.read()
+
+
+def test_a_cell_that_keeps_to_its_memory_never_notices_its_group(group: Path) -> None:
+    with supervised("raise SystemExit(7)", memory=f"{256 * MB}@{group}") as running:
+        assert running.code() == 7
+        assert running.stderr.read() == ""
+
+
+def test_what_a_killed_supervisor_left_is_removed_by_the_next(group: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (group / f"toto-cell-{gone.pid}").mkdir()
+    with supervised("", memory=f"{256 * MB}@{group}") as running:
+        assert running.code() == 0
+    assert [path.name for path in group.iterdir() if path.is_dir()] == []
+
+
+def test_a_group_that_is_none_is_told_and_the_cell_runs_without(tmp_path: Path) -> None:
+    with supervised("raise SystemExit(7)", memory=f"{256 * MB}@{tmp_path / 'none'}") as running:
+        assert running.code() == 7
+        assert "no control group can be made there" in running.stderr.read()
+
+
+def test_a_cell_ends_with_its_supervisor_even_if_that_is_killed() -> None:
+    with supervised(WAITING) as running:
+        cell = running.watch_next()
+        running.process.kill()
+        assert cell.ends()
+
+
+def test_short_of_memory_the_kernel_is_told_to_take_a_cell_before_its_runner() -> None:
+    with supervised("print(open('/proc/self/oom_score_adj').read())") as running:
+        assert int(running.stdout.read()) > int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))

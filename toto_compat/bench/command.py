@@ -21,6 +21,7 @@ from toto_compat.bench import guard_cost
 from toto_compat.bench import shapes as shapes_module
 from toto_compat.bench.contest import Contest, ContestResult
 from toto_compat.bench.figures import BenchFigure, compared, compared_with_few, one_run
+from toto_compat.bench.harness import harness_share
 from toto_compat.bench.host_figures import host_figures
 from toto_compat.bench.shape_record import write_record
 from toto_compat.bench.shapes import Asked, Found
@@ -350,19 +351,20 @@ def all_shapes(environment: str, chosen: Sequence[str], record: Path | None) -> 
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice([*CONTESTS, *SHAPES, "guard", "host"]),
+    type=click.Choice([*CONTESTS, *SHAPES, "guard", "host", "matrix"]),
     help="Some contests instead of all.",
 )
 @click.option(
     "--record", type=click.Path(path_type=Path, file_okay=False), help="Write what was counted over shapes there."
 )
+@click.option("--profile", default="quick", show_default=True, help="Of the run that matrix.harness_share is of.")
 def bench_command(
-    json_file: Path | None, environments: tuple[str, ...], only: tuple[str, ...], record: Path | None
+    json_file: Path | None, environments: tuple[str, ...], only: tuple[str, ...], record: Path | None, profile: str
 ) -> None:
     """Measure fixed_size against the other caches."""
     # else a contest would go on alone, and disturb whatever is measured next
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    chosen = only or (*CONTESTS, *SHAPES, "guard", "host")
+    chosen = only or (*CONTESTS, *SHAPES, "guard", "host", "matrix")
     figures: list[BenchFigure] = []
     if not set(chosen) <= set(SHAPES) and len(environments) > 1:
         raise SelectionError(
@@ -391,6 +393,8 @@ def bench_command(
             figures.append(guard_figure(bench))
         if "host" in chosen:
             figures += host_figures(Path(folder))
+        if "matrix" in chosen:
+            figures.append(harness_share(environment, profile))
     click.echo(figure_table(figures))
     if json_file is not None:
         write_atomically(json_file, json.dumps({"figures": [asdict(figure) for figure in figures]}, indent=2) + "\n")

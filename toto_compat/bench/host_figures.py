@@ -1,4 +1,4 @@
-"""Figures of the host side: the log analyzer against grep, and how much of a cell's time is not measuring."""
+"""Figures of the host side: the log analyzer against grep."""
 
 import os
 import re
@@ -8,9 +8,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from toto_compat.bench.figures import BenchFigure, compared, one_run
-from toto_compat.errors import TotoCompatError
-from toto_compat.evidence.store import find_run, load_run
+from toto_compat.bench.figures import BenchFigure, compared
 from toto_compat.logs.parse import LITERALS
 
 _APPLICATION_LINE = "2025-11-04 10:14:14 | INFO | forecast BTCUSD horizon=64 latency_ms=133.4 mae=0.0021 ok\n"
@@ -23,7 +21,7 @@ _COMPILER_LINES = (
 
 
 def host_figures(folder: Path) -> list[BenchFigure]:
-    return [_analyze_over_grep(folder), *harness_share()]
+    return [_analyze_over_grep(folder)]
 
 
 def _analyze_over_grep(folder: Path) -> BenchFigure:
@@ -55,20 +53,3 @@ def _analyze_over_grep(folder: Path) -> BenchFigure:
         + ("with hyperscan" if find_spec("hyperscan") else "without hyperscan"),
     )
 
-
-def harness_share() -> list[BenchFigure]:
-    """From the newest stored run: the part of the cells' time that no suite accounts for. No run, no figure."""
-    try:
-        run = find_run("latest")
-    except TotoCompatError:
-        return []
-    cells = load_run(run).cells
-    whole = sum(cell.seconds for cell in cells)
-    measured = sum(evidence.seconds for cell in cells for evidence in cell.evidence.values())
-    if not whole:
-        return []
-    method = (
-        "1 - seconds that suites account for over seconds of the cells, newest run in results/; what speed and memory "
-        "account for are whole processes, their start and imports included, so the share is a lower bound"
-    )
-    return [one_run("matrix.harness_share", max(0.0, 1 - measured / whole), "", "", method)]

@@ -14,6 +14,7 @@ from toto_compat.errors import MatrixFileError
 KeyPath = tuple[str | int, ...]
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+_MOST_VALUES = 100_000  # the shipped file has some hundreds
 
 
 @dataclass(frozen=True, order=True)
@@ -74,6 +75,9 @@ def read_document(path: Path) -> Document:
         data = reader.value(root, ())
     except RecursionError as error:
         raise _too_deep(path) from error
+    except _TooMuchError as error:
+        accepted = f"{_MOST_VALUES} at most, what an alias stands for counted each time"
+        raise matrix_file_error(path, [Mistake(1, 1, "", "too many values", accepted)]) from error
     return Document(data, reader.positions, tuple(sorted(reader.mistakes)))
 
 
@@ -100,6 +104,10 @@ def _yaml_mistake(error: yaml.MarkedYAMLError, text: str) -> Mistake:
     return Mistake(line, column, "", found, "well-formed YAML")
 
 
+class _TooMuchError(Exception):
+    """Aliases of aliases stand for more than anybody wrote: a few lines can mean more than memory holds."""
+
+
 @dataclass
 class _NodeReader:
     """Builds plain data like yaml.safe_load, but remembers where keys stand and refuses duplicates."""
@@ -107,8 +115,15 @@ class _NodeReader:
     positions: dict[KeyPath, yaml.Mark] = field(default_factory=dict)
     mistakes: set[Mistake] = field(default_factory=set)  # a set: an aliased node is read once per use
     _open: list[yaml.Node] = field(default_factory=list)
+    _read: int = 0
+
+    def _count(self) -> None:
+        self._read += 1
+        if self._read > _MOST_VALUES:
+            raise _TooMuchError
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        self._count()
         if any(node is outer for outer in self._open):
             self._mistake(node, path, "an alias that contains itself", "a finite structure")
             return None
@@ -157,6 +172,7 @@ class _NodeReader:
         self, node: yaml.MappingNode, path: KeyPath, merging: tuple[yaml.Node, ...]
     ) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         """Keys of a mapping with `<<` resolved: its own keys win, then those merged first."""
+        self._count()
         own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key_node, value_node in node.value:

@@ -30,6 +30,7 @@ from toto_compat.runtimes.seam import OnLine
 _UNLIMITED = 2**62  # the supervisor's own memory limit: in a container the kernel's limit decides
 _KILL_PATIENCE_SECONDS = 20.0
 _BROKEN_PAUSE_SECONDS = 1.0
+_LOG_ATTEMPTS = 10
 
 
 class Containers:
@@ -206,7 +207,7 @@ def _copy_lines(container: Container, log: Path, last: deque[str], on_line: OnLi
 
 def _lines(container: Container) -> Iterator[str]:
     rest = b""
-    for chunk in container.logs(stream=True, follow=True, stdout=True, stderr=True):
+    for chunk in _output(container):
         *whole, rest = (rest + chunk).split(b"\n")
         if len(rest) > LONGEST_PIECE:
             whole.append(rest)
@@ -215,6 +216,36 @@ def _lines(container: Container) -> Iterator[str]:
             yield line.decode("utf-8", errors="replace").rstrip("\r")
     if rest:
         yield rest.decode("utf-8", errors="replace")
+
+
+def _output(container: Container) -> Iterator[bytes]:
+    """Give what a container prints until it has ended. A stream that breaks off is asked for again, from there on."""
+    received = broken = 0
+    while True:
+        known = received
+        try:
+            for chunk in container.logs(stream=True, follow=True, stdout=True, stderr=True):
+                new = chunk[known:]
+                known = max(0, known - len(chunk))
+                received += len(new)
+                if new:
+                    yield new
+            if not _runs(container):
+                return
+        except docker.errors.NotFound:
+            return  # somebody removed it, and its output with it
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError):
+            if broken == _LOG_ATTEMPTS:
+                raise
+        broken += 1
+        if broken > _LOG_ATTEMPTS:
+            return
+        time.sleep(_BROKEN_PAUSE_SECONDS)
+
+
+def _runs(container: Container) -> bool:
+    container.reload()
+    return bool(container.status == "running")
 
 
 def _answers(client: docker.DockerClient) -> bool:
