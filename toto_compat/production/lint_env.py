@@ -13,11 +13,11 @@ import click
 from packaging.version import InvalidVersion, Version
 
 from toto_compat.contract.events import Severity
+from toto_compat.environments.torch_sources.variables import Table, load_table
 from toto_compat.errors import ExitCode, InputError
 from toto_compat.production import env_file
 from toto_compat.production.installed import torch_version
 from toto_compat.production.switch import MODES, VARIABLES, read_switch
-from toto_compat.environments.torch_sources.variables import Table, load_table
 from toto_compat.verdict.switch_lines import COMPILE, DISABLE, FORCE, MODE
 
 # The compiler is Python from end to end: what its sources do not read is read nowhere.

@@ -1,4 +1,4 @@
-"""A bundle as a file: one zip with a manifest that names every member and its hash. The same content makes the same file.
+"""A bundle as a file: one zip with a manifest that names every member and its hash; the same content, the same file.
 
 Reading trusts nothing in it: names, kinds, sizes and hashes are checked before a byte is written, and what is written
 is counted again.
@@ -162,7 +162,7 @@ def wrong_name(name: str) -> str:
 
 
 def unpack(path: Path, folder: Path, limits: Limits = LIMITS) -> Manifest:
-    """Check a bundle and unpack it into an empty folder; BundleError says what is wrong, and the folder is of no use."""
+    """Check a bundle and unpack it into an empty folder; after a BundleError what lies in the folder is of no use."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = _checked_entries(archive, path, limits)

@@ -1,4 +1,4 @@
-"""Bundles on the command line: made of an incident that was run again, or of a red cell; and taken apart for a replay."""
+"""Bundles on the command line: made of an incident that was run again or of a red cell, and unpacked for a replay."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ from toto_compat.repro.incident import Incident
 from toto_compat.repro.outcome import Reproduction
 from toto_compat.repro.pins import is_pinned
 from toto_compat.repro.red_cell import find_red_cell, incident_of
-from toto_compat.repro.seen import how_sure, read_log_or_explain
+from toto_compat.repro.seen import read_log_or_explain
 from toto_compat.repro.trace import run_minimal
 from toto_compat.runtimes.open import RuntimeName, open_runtime
 from toto_compat.runtimes.progress import say
@@ -113,9 +113,6 @@ def from_log(options: Bundling, matrix_file: Path | None) -> None:
     click.echo(f"{target}: {draft.keys['title']} ({draft.keys['date']})")
     for line in draft.told:
         click.echo(f"  {line}")
-    if seen.releases and seen.releases[0].fits:
-        named = ", ".join(one.release for one in seen.releases[:8])
-        click.echo(f"  torch candidates by the log: {named} ({how_sure(seen.releases)})")
     for gap in draft.unknown:
         click.echo(f"  unknown: {gap}")
     click.echo(f"Read it, then run it: toto-compat repro {target}")

@@ -242,6 +242,6 @@ def _readme(incident: Incident, result: CellResult, shows: str) -> str:
         "incident.yaml, matrix.yaml      what is run again, and where\n"
         "environment/                    packages, hashed lock and variables of the process\n"
         "result.json, cell.log           what the cell measured and printed\n"
-        "trace/, code/                   TORCH_TRACE of the minimal script, tlparse's page (index.html), generated code\n"
+        "trace/, code/                   TORCH_TRACE of the minimal script, tlparse's page of it, generated code\n"
         "manifest.json                   every file with its sha256, and what is not here\n"
     )

@@ -91,7 +91,8 @@ def read_freeze(path: Path) -> Freeze:
         with path.open("rb") as file:
             content = file.read(_LARGEST_FREEZE + 1)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}", hint="give the output of pip freeze")
+        told = f"{path}: cannot be read: {error.strerror or error}"
+        raise InputError(told, hint="give the output of pip freeze") from error
     if len(content) > _LARGEST_FREEZE or b"\0" in content:
         raise InputError(f"{path}: this is no output of pip freeze", hint="python -m pip freeze > freeze.txt")
     pinned: dict[str, str] = {}
@@ -350,7 +351,7 @@ def describe(one: SeenEvent) -> str:
 
 
 def _expected(one: SeenEvent) -> dict[str, Any]:
-    """Say what must come again. Of a limit hit all that the log says; of the rest what another workload does not change."""
+    """Say what must come again: of a limit hit all that the log says, of the rest what no other workload changes."""
     event = one.example
     expected: dict[str, Any] = {"kind": event.kind.value}
     for name in ("function", "file", "line"):
