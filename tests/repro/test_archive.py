@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toto_compat.errors import BundleError, ExitCode, StorageError
@@ -145,6 +145,7 @@ def test_a_name_that_leads_elsewhere_is_refused(bundle: Path, tmp_path: Path, na
     refused(rewritten(bundle, change), tmp_path)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_a_name_that_is_let_through_stays_within_the_folder(name: str) -> None:
     if not wrong_name(name):

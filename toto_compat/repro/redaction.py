@@ -22,7 +22,7 @@ _QUOTED = r"(?:\"(?:[^\"\\\n]|\\.)*+\"|'(?:[^'\\\n]|\\.)*+'|`[^`\n]*+`)"
 _VALUE = rf"(?!\\*[\"'`]?{REDACTED})(?:{_QUOTED}(?=[\s,;)}}\]&]|$)|(?>{_QUOTED}|\S)++)"
 _QUOTE = r"\\*[\"']?"
 _ASSIGNED = re.compile(
-    rf"(?<![\w.-])(?P<name>(?:--?)?{_SUCH_NAMES}{_QUOTE})(?P<gap>[ \t]*+(?:=>|:=|[=:])[ \t]*+)(?P<value>{_VALUE})",
+    rf"(?<![\w.-])(?P<name>(?:--?)?{_SUCH_NAMES}{_QUOTE})(?P<gap>[ \t]*+(?:=>(?=[ \t])|:=|[=:])[ \t]*+)(?P<value>{_VALUE})",
     re.I | re.M,
 )
 _OPTION = re.compile(rf"(?<!\S)(?P<name>--{_SUCH_NAMES})(?P<gap>[ \t]++)(?P<value>{_VALUE})", re.I | re.M)
