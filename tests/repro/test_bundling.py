@@ -10,11 +10,11 @@ from tests.verdict.stored_runs import judged_run, store_run
 from toto_compat.errors import BundleError, ExitCode, InputError, SelectionError
 from toto_compat.evidence.store import StoredCell, log_path
 from toto_compat.matrix.load import load_matrix
+from toto_compat.report.page_data import cell_details
 from toto_compat.repro.archive import Manifest, unpack, write_bundle
 from toto_compat.repro.bundling import ToRun, compared_with_bundle
 from toto_compat.repro.command import repro_command
 from toto_compat.repro.incident import load_incident
-from toto_compat.report.page_data import cell_details
 
 ROOT = Path(__file__).parents[2]
 RED = "torch-2.13.0-cpu/list_index/default"

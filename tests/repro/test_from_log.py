@@ -19,7 +19,8 @@ LIMIT = """\
 W1117 12:52:09.450000 16547 torch/_dynamo/convert_frame.py:1994] [6/8] torch._dynamo hit config.recompile_limit (8)
 W1117 12:52:09.450000 16547 torch/_dynamo/convert_frame.py:1994] [6/8]    function: 'positional_embedding' \
 (/venv/lib/python3.11/site-packages/toto/model/attention.py:105)
-W1117 12:52:09.450000 16547 torch/_dynamo/convert_frame.py:1994] [6/8]    last reason: 6/7: kv_cache._current_idx[7] == 0
+W1117 12:52:09.450000 16547 torch/_dynamo/convert_frame.py:1994] [6/8]    last reason: 6/7: \
+kv_cache._current_idx[7] == 0
 """
 
 

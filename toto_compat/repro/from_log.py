@@ -204,28 +204,32 @@ def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, free
         draft.unknown.append("toto-ts, its version, and every other package: give --freeze")
         return
     python = seen.python or "3.11"
-    pins: dict[str, Any] = {"torch": release, "cuda": build or default_build(Version(release)), "python": python}
     if freeze is None:
+        pins: dict[str, Any] = {"torch": release, "cuda": default_build(Version(release)), "python": python}
         told.append(f"matrix.yaml has no environment with torch {release}; the build is that of its default wheel")
         draft.unknown.append("toto-ts, its version, and every other package: give --freeze")
     else:
-        pins.pop("cuda") if freeze.build else None
-        if not freeze.torch or freeze.torch == release:
-            pins.pop("torch") if freeze.torch else None
-        pins["frozen"] = [
-            f"{name}=={version}"
-            for name, version in freeze.pinned.items()
-            if name != "torch" or freeze.torch == release
-        ]
-        if "toto-ts" not in freeze.pinned:
-            pins["toto_ts"] = "0.2.0"
-            told.append("unknown: toto-ts is not in the freeze, its newest release is taken")
-        if freeze.left_out:
-            told.append(f"left out, since their lines name no release: {', '.join(freeze.left_out)}")
+        pins = _pins_of(freeze, release, python, told)
     if not seen.python:
         told.append("unknown: python; nothing names it")
         draft.unknown.append(f"python: {python} is a guess")
     draft.put("pins", pins, *told)
+
+
+def _pins_of(freeze: Freeze, release: str, python: str, told: list[str]) -> dict[str, Any]:
+    """Say a freeze as pins; a release that somebody named takes the place of its torch."""
+    same = freeze.torch == release
+    frozen = [f"{name}=={version}" for name, version in freeze.pinned.items() if name != "torch" or same]
+    pins: dict[str, Any] = {} if same else {"torch": release}
+    if not freeze.build or not same:
+        pins["cuda"] = freeze.build or default_build(Version(release))
+    pins |= {"python": python, "frozen": frozen}
+    if "toto-ts" not in freeze.pinned:
+        pins["toto_ts"] = "0.2.0"
+        told.append("unknown: toto-ts is not in the freeze; 0.2.0 is taken")
+    if freeze.left_out:
+        told.append(f"left out, since their lines name no release: {', '.join(freeze.left_out)}")
+    return pins
 
 
 def _release(seen: Seen, torch: str | None, freeze: Freeze | None) -> tuple[str, str]:

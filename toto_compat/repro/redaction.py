@@ -22,7 +22,8 @@ _QUOTED = r"(?:\"(?:[^\"\\\n]|\\.)*+\"|'(?:[^'\\\n]|\\.)*+'|`[^`\n]*+`)"
 _VALUE = rf"(?!\\*[\"'`]?{REDACTED})(?:{_QUOTED}(?=[\s,;)}}\]&]|$)|(?>{_QUOTED}|\S)++)"
 _QUOTE = r"\\*[\"']?"
 _ASSIGNED = re.compile(
-    rf"(?<![\w.-])(?P<name>(?:--?)?{_SUCH_NAMES}{_QUOTE})(?P<gap>[ \t]*+(?:=>(?=[ \t])|:=|[=:])[ \t]*+)(?P<value>{_VALUE})",
+    rf"(?<![\w.-])(?P<name>(?:--?)?{_SUCH_NAMES}{_QUOTE})"
+    rf"(?P<gap>[ \t]*+(?:=>(?=[ \t])|:=|[=:])[ \t]*+)(?P<value>{_VALUE})",
     re.I | re.M,
 )
 _OPTION = re.compile(rf"(?<!\S)(?P<name>--{_SUCH_NAMES})(?P<gap>[ \t]++)(?P<value>{_VALUE})", re.I | re.M)
@@ -73,13 +74,16 @@ def redact(text: str) -> str:
     return _HINTED.sub(_if_random(_without_value), text)
 
 
+def is_secret_name(name: str) -> bool:
+    """Tell whether what has this name is a secret, whatever it looks like."""
+    return re.fullmatch(_SUCH_NAMES, name, re.I) is not None
+
+
 def redact_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables without secret values: by their names, and by what their values look like."""
     kept = {}
     for name, value in sorted(variables.items()):
-        secret = re.fullmatch(_SUCH_NAMES, name, re.I) or (
-            re.search(r"key|auth|cred|pass|salt", name, re.I) and is_random(value)
-        )
+        secret = is_secret_name(name) or (re.search(r"key|auth|cred|pass|salt", name, re.I) and is_random(value))
         kept[name] = REDACTED if secret and value else redact(value)
     return kept
 
