@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from toto_compat.contract.events import Severity
+from toto_compat.environments.torch_sources.variables import load_table
 from toto_compat.errors import ExitCode, InputError
 from toto_compat.production.lint_env import Finding, Given, findings, lint_env_command
-from toto_compat.environments.torch_sources.variables import load_table
 
 
 def lint(torch: str = "2.13.0", **values: str) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""A bundle as a file: one zip with a manifest that names every member and its hash. The same content makes the same file.
+"""A bundle as a file: one zip with a manifest that names every member and its hash; the same content, the same file.
 
 Reading trusts nothing in it: names, kinds, sizes and hashes are checked before a byte is written, and what is written
 is counted again.
@@ -9,8 +9,10 @@ import json
 import os
 import re
 import stat
+import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -161,8 +163,21 @@ def wrong_name(name: str) -> str:
     return ""
 
 
+# What zipfile and what it uses raise over a file that is no zip, or a broken one.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    struct.error,
+    NotImplementedError,
+    EOFError,
+    OverflowError,
+    ValueError,
+)
+
+
 def unpack(path: Path, folder: Path, limits: Limits = LIMITS) -> Manifest:
-    """Check a bundle and unpack it into an empty folder; BundleError says what is wrong, and the folder is of no use."""
+    """Check a bundle and unpack it into an empty folder; after a BundleError what lies in the folder is of no use."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = _checked_entries(archive, path, limits)
@@ -174,12 +189,10 @@ def unpack(path: Path, folder: Path, limits: Limits = LIMITS) -> Manifest:
             return manifest
     except FileNotFoundError:
         raise BundleError(f"{path}: there is no such file", hint="check the path") from None
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, EOFError) as error:
+    except _DAMAGED as error:
         raise BundleError(
             f"{path}: no bundle, or a damaged one: {error}", hint="a bundle is the .zip that `toto-compat repro` writes"
         ) from error
-    except UnicodeDecodeError as error:
-        raise BundleError(f"{path}: a name in it is no text", hint="ask for the bundle again") from error
     except OSError as error:
         raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}", hint="free space?") from error
 
@@ -190,6 +203,7 @@ def _checked_entries(archive: zipfile.ZipFile, path: Path, limits: Limits) -> di
     if len(listing) > limits.members:
         raise BundleError(f"{path}: {len(listing)} members, more than {limits.members}", hint=_BOMB)
     entries: dict[str, zipfile.ZipInfo] = {}
+    names: set[str] = set()
     for entry in listing:
         # as it stands in the archive: zipfile cuts at a zero byte and turns separators around
         name = entry.orig_filename
@@ -199,8 +213,9 @@ def _checked_entries(archive: zipfile.ZipFile, path: Path, limits: Limits) -> di
         kind = stat.S_IFMT(entry.external_attr >> 16)
         if kind not in (0, stat.S_IFREG):
             raise BundleError(f"{path}: member {shown} is {_kind_of(kind)}, not a file", hint=_UNSAFE)
-        if name.casefold() in (one.casefold() for one in entries):
+        if name.casefold() in names:
             raise BundleError(f"{path}: member {shown} is there twice", hint=_UNSAFE)
+        names.add(name.casefold())
         if entry.flag_bits & 0x1 or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise BundleError(f"{path}: member {shown} is encrypted or packed in another way", hint=_UNSAFE)
         _check_size(entry, path, limits)

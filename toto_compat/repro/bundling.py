@@ -1,7 +1,6 @@
-"""Bundles on the command line: made of an incident that was run again, or of a red cell; and taken apart for a replay."""
+"""Bundles on the command line: made of an incident that was run again or of a red cell, and unpacked for a replay."""
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,8 +26,9 @@ from toto_compat.repro.incident import Incident
 from toto_compat.repro.outcome import Reproduction
 from toto_compat.repro.pins import is_pinned
 from toto_compat.repro.red_cell import find_red_cell, incident_of
-from toto_compat.repro.seen import how_sure, read_log_or_explain
-from toto_compat.repro.trace import run_minimal
+from toto_compat.repro.redaction import redact
+from toto_compat.repro.seen import read_log_or_explain
+from toto_compat.repro.trace import MinimalRun, run_minimal
 from toto_compat.runtimes.open import RuntimeName, open_runtime
 from toto_compat.runtimes.progress import say
 
@@ -112,12 +112,9 @@ def from_log(options: Bundling, matrix_file: Path | None) -> None:
     write_incident(as_yaml(draft, seen), target)
     click.echo(f"{target}: {draft.keys['title']} ({draft.keys['date']})")
     for line in draft.told:
-        click.echo(f"  {line}")
-    if seen.releases and seen.releases[0].fits:
-        named = ", ".join(one.release for one in seen.releases[:8])
-        click.echo(f"  torch candidates by the log: {named} ({how_sure(seen.releases)})")
+        click.echo(f"  {redact(line)}")
     for gap in draft.unknown:
-        click.echo(f"  unknown: {gap}")
+        click.echo(f"  unknown: {redact(gap)}")
     click.echo(f"Read it, then run it: toto-compat repro {target}")
 
 
@@ -129,12 +126,17 @@ def bundle_reproduction(
 ) -> Path:
     """Put an incident that was just run into a bundle."""
     log = Path(reproduction.log) if reproduction.log else None
+    result = reproduction.result
+    # as it ran: with another cache or environment if the command line said so, and the pins as an environment
+    ran = {"cache": result.cell.cache, "environment": result.cell.environment, "pins": None}
+    device = result.request.device.value
     return make_bundle(
-        reproduction.incident,
+        reproduction.incident.model_copy(update=ran),
         incident_folder,
-        reproduction.result,
+        result,
         matrix,
         log=log,
+        command=["toto-compat", "repro", INCIDENT, "--runtime", result.provenance.runtime, "--device", device],
         shows=reproduction.verdict.value,
         options=options,
         runtime_name=runtime,
@@ -153,6 +155,7 @@ def bundle_red_cell(
         cell.result,
         load_matrix(matrix_path),
         log=log_path(run.folder, cell.result.cell),
+        command=["toto-compat", "repro", run_name, cell_name],
         shows=f"FAIL by {cell.decided_by.value if cell.decided_by else 'failure'}",
         options=options,
         runtime_name=runtime,
@@ -166,6 +169,7 @@ def make_bundle(
     matrix: Matrix,
     *,
     log: Path | None,
+    command: list[str],
     shows: str,
     options: Bundling,
     runtime_name: RuntimeName,
@@ -174,7 +178,6 @@ def make_bundle(
     target = options.output or Path(f"{str(result.cell).replace('/', '_').replace('@', '_')}{SUFFIX}")
     if target.exists():
         raise InputError(f"{target} exists and is not overwritten", hint="name another file with -o")
-    command = ["toto-compat", *sys.argv[1:]]
     contents = gather(incident, incident_folder, result, matrix, log=log, command=command, shows=shows)
     script = add_script(contents, incident, result)
     if script and not options.no_trace:
@@ -194,7 +197,7 @@ def make_bundle(
     return target
 
 
-def _traced_run(script: str, result: CellResult, runtime_name: RuntimeName, matrix: Matrix) -> Any:
+def _traced_run(script: str, result: CellResult, runtime_name: RuntimeName, matrix: Matrix) -> MinimalRun | str:
     """Run the script where the environment is there already; a bundle alone builds none. A text says why not."""
     request = result.request
     name = request.cell.environment

@@ -1,7 +1,6 @@
 """What goes into a bundle: the incident, everything pinned, what ran, what it said, and a script for an issue."""
 
 import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from toto_compat.matrix.schema import CacheSource, Matrix
 from toto_compat.matrix.user_cache import BUILTIN, split_source, user_cache_files
 from toto_compat.repro.incident import Incident
 from toto_compat.repro.minimal import NAME, NoMinimalScript, minimal_script
-from toto_compat.repro.redaction import REDACTED, redact, redact_variables
+from toto_compat.repro.redaction import REDACTED, is_secret_name, redact, redact_variables
 from toto_compat.repro.trace import MinimalRun
 
 INCIDENT = "incident.yaml"
@@ -29,7 +28,6 @@ MATRIX = "matrix.yaml"
 RESULT = "result.json"
 PACKAGES = "environment/packages.txt"
 _LARGEST_LOG = 16 << 20
-_SECRET_KEY = re.compile(r"token|secret|passw|credential|api_?key|private_?key", re.I)
 
 
 @dataclass
@@ -152,12 +150,6 @@ def portable_incident(incident: Incident, folder: Path, contents: Contents) -> d
         else:
             data["log"] = "production.log"
             contents.put("production.log", redact(text))
-    pins = data.get("pins")
-    if isinstance(pins, dict) and pins.get("freeze"):
-        text = _text_of(folder / pins["freeze"], _LARGEST_LOG)
-        if text is not None:
-            pins["freeze"] = "freeze.txt"
-            contents.put("freeze.txt", redact(text))
     workload = data.get("workload", {})
     if workload.get("csv"):
         contents.notes.append(f"the series {workload['csv']['path']} is yours and was not put in: replay needs it")
@@ -222,7 +214,7 @@ def redact_data(data: Any, key: str = "") -> Any:
     if isinstance(data, list | tuple):
         return [redact_data(value, key) for value in data]
     if isinstance(data, str):
-        return REDACTED if data and _SECRET_KEY.search(key) else redact(data)
+        return REDACTED if data and is_secret_name(key) else redact(data)
     return data
 
 
@@ -242,6 +234,6 @@ def _readme(incident: Incident, result: CellResult, shows: str) -> str:
         "incident.yaml, matrix.yaml      what is run again, and where\n"
         "environment/                    packages, hashed lock and variables of the process\n"
         "result.json, cell.log           what the cell measured and printed\n"
-        "trace/, code/                   TORCH_TRACE of the minimal script, tlparse's page (index.html), generated code\n"
+        "trace/, code/                   TORCH_TRACE of the minimal script, tlparse's page of it, generated code\n"
         "manifest.json                   every file with its sha256, and what is not here\n"
     )

@@ -19,7 +19,6 @@ from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.failure_messages import FAILURE_KINDS
 from toto_compat.contract.request import Device
 from toto_compat.errors import InputError, StorageError
-from toto_compat.matrix.releases import default_build
 from toto_compat.matrix.schema import Matrix
 from toto_compat.production import env_file
 from toto_compat.repro.incident import load_incident
@@ -91,7 +90,8 @@ def read_freeze(path: Path) -> Freeze:
         with path.open("rb") as file:
             content = file.read(_LARGEST_FREEZE + 1)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}", hint="give the output of pip freeze")
+        told = f"{path}: cannot be read: {error.strerror or error}"
+        raise InputError(told, hint="give the output of pip freeze") from error
     if len(content) > _LARGEST_FREEZE or b"\0" in content:
         raise InputError(f"{path}: this is no output of pip freeze", hint="python -m pip freeze > freeze.txt")
     pinned: dict[str, str] = {}
@@ -203,28 +203,32 @@ def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, free
         draft.unknown.append("toto-ts, its version, and every other package: give --freeze")
         return
     python = seen.python or "3.11"
-    pins: dict[str, Any] = {"torch": release, "cuda": build or default_build(Version(release)), "python": python}
     if freeze is None:
-        told.append(f"matrix.yaml has no environment with torch {release}; the build is that of its default wheel")
+        pins: dict[str, Any] = {"torch": release, "cuda": default_build(Version(release)), "python": python}
+        told.append(f"matrix.yaml has no environment with torch {release}; the build is that of the nearest one there")
         draft.unknown.append("toto-ts, its version, and every other package: give --freeze")
     else:
-        pins.pop("cuda") if freeze.build else None
-        if not freeze.torch or freeze.torch == release:
-            pins.pop("torch") if freeze.torch else None
-        pins["frozen"] = [
-            f"{name}=={version}"
-            for name, version in freeze.pinned.items()
-            if name != "torch" or freeze.torch == release
-        ]
-        if "toto-ts" not in freeze.pinned:
-            pins["toto_ts"] = "0.2.0"
-            told.append("unknown: toto-ts is not in the freeze, its newest release is taken")
-        if freeze.left_out:
-            told.append(f"left out, since their lines name no release: {', '.join(freeze.left_out)}")
+        pins = _pins_of(freeze, release, python, told)
     if not seen.python:
         told.append("unknown: python; nothing names it")
         draft.unknown.append(f"python: {python} is a guess")
     draft.put("pins", pins, *told)
+
+
+def _pins_of(freeze: Freeze, release: str, python: str, told: list[str]) -> dict[str, Any]:
+    """Say a freeze as pins; a release that somebody named takes the place of its torch."""
+    same = freeze.torch == release
+    frozen = [f"{name}=={version}" for name, version in freeze.pinned.items() if name != "torch" or same]
+    pins: dict[str, Any] = {} if same else {"torch": release}
+    if not freeze.build or not same:
+        pins["cuda"] = freeze.build or likely_build(matrix, Version(release))
+    pins |= {"python": python, "frozen": frozen}
+    if "toto-ts" not in freeze.pinned:
+        pins["toto_ts"] = "0.2.0"
+        told.append("unknown: toto-ts is not in the freeze; 0.2.0 is taken")
+    if freeze.left_out:
+        told.append(f"left out, since their lines name no release: {', '.join(freeze.left_out)}")
+    return pins
 
 
 def _release(seen: Seen, torch: str | None, freeze: Freeze | None) -> tuple[str, str]:
@@ -243,6 +247,15 @@ def _release(seen: Seen, torch: str | None, freeze: Freeze | None) -> tuple[str,
         newest = seen.releases[-1].release
         return newest, f"{how_sure(seen.releases)}, the newest is taken"
     return seen.releases[0].release, how_sure(seen.releases)
+
+
+def likely_build(matrix: Matrix, release: Version) -> str:
+    """The CUDA tag of the newest environment that is no newer than the release, else of the oldest."""
+    builds = sorted(
+        (Version(one.torch), one.build) for one in matrix.environments.values() if one.device is Device.CUDA
+    )
+    older = [build for torch, build in builds if torch <= release]
+    return older[-1] if older else next((build for _, build in builds), "cpu")
 
 
 def _environment_of(matrix: Matrix, release: str, build: str, *, on_cuda: bool) -> str:
@@ -350,7 +363,7 @@ def describe(one: SeenEvent) -> str:
 
 
 def _expected(one: SeenEvent) -> dict[str, Any]:
-    """Say what must come again. Of a limit hit all that the log says; of the rest what another workload does not change."""
+    """Say what must come again: of a limit hit all that the log says, of the rest what no other workload changes."""
     event = one.example
     expected: dict[str, Any] = {"kind": event.kind.value}
     for name in ("function", "file", "line"):

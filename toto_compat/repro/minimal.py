@@ -1,4 +1,4 @@
-"""The minimal script of a cell: what it compiles and forecasts, with torch and toto-ts alone, fit for a PyTorch issue."""
+"""The minimal script of a cell: what it compiles and forecasts, with torch and toto-ts alone, for a PyTorch issue."""
 
 import ast
 import pprint
@@ -65,7 +65,7 @@ def _plain(text: str) -> str:
 
 
 def planned_forecasts(workload: Workload) -> list[tuple[int, int, int, int, int]]:
-    """List forecasts as the recompile suite takes them: both ends of the context twice, then samples, then in between."""
+    """List forecasts as the recompile suite takes them: both ends of the context twice, samples, then in between."""
     ends, batch, horizon = (workload.context[0], workload.context[-1]), workload.batches[0], workload.horizon[0]
     planned = [(context, horizon, b, 0, 0) for b in workload.batches for context in ends for _ in range(2)]
     for samples, per_batch in workload.sampled[:1]:

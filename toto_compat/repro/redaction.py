@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 REDACTED = "<redacted>"
 
 # Names whose value is a secret, whatever it looks like: the words of a variable, an option or a field.
-_SECRET_NAME = (
+_SUCH_NAMES = (
     r"(?:[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|credentials?|connection[_-]?string|session[_-]?id"
     r"|(?:api|access|private|signing|account|shared|encryption|license)[_-]?key(?:[_-]?id)?|webhook(?:[_-]?url)?)"
     r"|(?-i:[A-Z][A-Z0-9_]*_(?:KEY|KEY_ID|PASS|PWD|PW|AUTH|DSN|CERT|PIN|COOKIE|SESSION|SIG))"
@@ -22,10 +22,11 @@ _QUOTED = r"(?:\"(?:[^\"\\\n]|\\.)*+\"|'(?:[^'\\\n]|\\.)*+'|`[^`\n]*+`)"
 _VALUE = rf"(?!\\*[\"'`]?{REDACTED})(?:{_QUOTED}(?=[\s,;)}}\]&]|$)|(?>{_QUOTED}|\S)++)"
 _QUOTE = r"\\*[\"']?"
 _ASSIGNED = re.compile(
-    rf"(?<![\w.-])(?P<name>(?:--?)?{_SECRET_NAME}{_QUOTE})(?P<gap>[ \t]*+(?:=>|:=|[=:])[ \t]*+)(?P<value>{_VALUE})",
+    rf"(?<![\w.-])(?P<name>(?:--?)?{_SUCH_NAMES}{_QUOTE})"
+    rf"(?P<gap>[ \t]*+(?:=>(?=[ \t])|:=|[=:])[ \t]*+)(?P<value>{_VALUE})",
     re.I | re.M,
 )
-_OPTION = re.compile(rf"(?<!\S)(?P<name>--{_SECRET_NAME})(?P<gap>[ \t]++)(?P<value>{_VALUE})", re.I | re.M)
+_OPTION = re.compile(rf"(?<!\S)(?P<name>--{_SUCH_NAMES})(?P<gap>[ \t]++)(?P<value>{_VALUE})", re.I | re.M)
 _PARAMETER = re.compile(
     r"(?P<name>[?&][\w.-]{0,64}?(?:token|key|secret|sig|sas|passw|pwd|auth|code|credential)[\w.-]{0,64})(?P<gap>=)"
     rf"(?P<value>(?!{REDACTED})[^&\s#'\"]+)",
@@ -73,13 +74,16 @@ def redact(text: str) -> str:
     return _HINTED.sub(_if_random(_without_value), text)
 
 
+def is_secret_name(name: str) -> bool:
+    """Tell whether what has this name is a secret, whatever it looks like."""
+    return re.fullmatch(_SUCH_NAMES, name, re.I) is not None
+
+
 def redact_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables without secret values: by their names, and by what their values look like."""
     kept = {}
     for name, value in sorted(variables.items()):
-        secret = re.fullmatch(_SECRET_NAME, name, re.I) or (
-            re.search(r"key|auth|cred|pass|salt", name, re.I) and is_random(value)
-        )
+        secret = is_secret_name(name) or (re.search(r"key|auth|cred|pass|salt", name, re.I) and is_random(value))
         kept[name] = REDACTED if secret and value else redact(value)
     return kept
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.errors import InputError
-from toto_compat.logs.parse import parse_stream
+from toto_compat.logs.parse import Readable, parse_stream
 from toto_compat.logs.release_hint import Candidate, release_candidates
 from toto_compat.logs.source import STANDARD_INPUT, explained, opened_log
 from toto_compat.production.torch_trace import is_trace_folder, trace_events
@@ -86,11 +86,11 @@ def read_log(path: str) -> Seen:
 class _Watched:
     """Passes a log on and looks for paths that name the interpreter."""
 
-    def __init__(self, stream: object, pythons: Counter[str]) -> None:
+    def __init__(self, stream: Readable, pythons: Counter[str]) -> None:
         self._stream, self._pythons = stream, pythons
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        got: int | None = self._stream.readinto(buffer)  # type: ignore[attr-defined]
+        got = self._stream.readinto(buffer)
         for found in _PYTHON.finditer(buffer[: got or 0]):
             self._pythons[found[1].decode()] += 1
         return got

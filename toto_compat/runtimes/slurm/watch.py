@@ -10,7 +10,7 @@ from typing import Literal
 from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.errors import StorageError
 from toto_compat.evidence.files import read_model
-from toto_compat.runtimes.cell_process import LAST_LINES, LONGEST_LINE
+from toto_compat.runtimes.cell_log import LAST_LINES, LONGEST_LINE
 from toto_compat.runtimes.local import FinishedCell
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.slurm.cluster import QueuedJob, SlurmError, cancel_jobs, queue

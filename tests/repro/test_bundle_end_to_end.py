@@ -1,0 +1,58 @@
+"""A bundle made in one place and replayed in an empty one, with real Toto on real torch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toto_compat.errors import ExitCode
+from toto_compat.repro.archive import unpack
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+# No code is generated: dynamo gives up while it traces. The lengths are the shortest that reach the limit.
+INCIDENT = """\
+schema: 1
+title: recompile limit hit in positional_embedding
+date: "2025-10-30"
+environment: torch-2.13.0-cpu
+cache: list_index
+settings: {backend: eager}
+workload: {model: tiny, context: [128, 160], horizon: [64], batches: [1], sampling: [2/1]}
+expect:
+  - {kind: recompile_limit, function: positional_embedding, limit: 8, reason: "6/7: kv_cache._current_idx[7] == 0"}
+"""
+
+
+def repro(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "toto_compat.cli", "repro", *words, "--runtime", "venv"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+def test_a_bundle_replays_in_an_empty_folder_and_its_script_showed_the_same(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    (here / "incident.yaml").write_text(INCIDENT, encoding="utf-8")
+    made = repro(here, "incident.yaml", "--matrix", str(ROOT / "matrix.yaml"), "--bundle", "-o", "b.zip")
+    assert made.returncode == ExitCode.OK, made.stdout + made.stderr
+    assert "REPRODUCED" in made.stdout
+
+    manifest = unpack(here / "b.zip", tmp_path / "out")
+    assert manifest.shows == "REPRODUCED"
+    printed = (tmp_path / "out" / "minimal.log").read_text(encoding="utf-8")
+    assert "hit config.recompile_limit (8)" in printed
+    assert "function: 'positional_embedding'" in printed
+    assert any(name.startswith("trace/") for name in manifest.files)
+
+    (here / "b.zip").rename(there / "b.zip")
+    replayed = repro(there, "b.zip")
+    assert replayed.returncode == ExitCode.OK, replayed.stdout + replayed.stderr
+    assert replayed.stdout.rstrip().endswith("REPRODUCED")
+    assert "every hash as in its manifest" in replayed.stderr
+    assert "packages  the bundle's own" in replayed.stderr
+    assert list(there.iterdir()) == [there / "b.zip"]

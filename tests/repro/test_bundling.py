@@ -1,0 +1,152 @@
+"""Bundles on the command line: of a red cell, and what is told where one cannot be made or replayed."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.verdict.sample_cells import good_result, production_incident
+from tests.verdict.stored_runs import judged_run, store_run
+from toto_compat.errors import BundleError, ExitCode, InputError, SelectionError
+from toto_compat.evidence.store import StoredCell, log_path
+from toto_compat.matrix.load import load_matrix
+from toto_compat.report.page_data import cell_details
+from toto_compat.repro.archive import Manifest, unpack, write_bundle
+from toto_compat.repro.bundling import ToRun, compared_with_bundle
+from toto_compat.repro.command import repro_command
+from toto_compat.repro.incident import load_incident
+
+ROOT = Path(__file__).parents[2]
+RED = "torch-2.13.0-cpu/list_index/default"
+SECRET = "hf_abcdefghijklmnopqrstuvwxyz0123"  # noqa: S105 - it must not come out
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with a red and a green cell in the results folder of an otherwise empty place."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+    folder = store_run(tmp_path / "results", "run", [production_incident(), good_result()])
+    log = log_path(folder, RED)
+    log.parent.mkdir(parents=True)
+    log.write_text(f"HF_TOKEN={SECRET}\nhit config.recompile_limit (8)\n", encoding="utf-8")
+    return folder
+
+
+def repro(*words: str) -> Result:
+    return CliRunner().invoke(repro_command, [*words, "--runtime", "venv"])
+
+
+def with_matrix(*words: str) -> Result:
+    return repro(*words, "--matrix", str(ROOT / "matrix.yaml"))
+
+
+def test_a_red_cell_goes_into_one_file_with_all_that_is_known_of_it(run_folder: Path, tmp_path: Path) -> None:
+    made = with_matrix("run", RED)
+    assert made.exit_code == 0, made.output
+    bundle = tmp_path / "torch-2.13.0-cpu_list_index_default.bundle.zip"
+    manifest = unpack(bundle, tmp_path / "out")
+    assert manifest.cell == RED
+    assert manifest.shows == "FAIL by recompile_limit"
+    assert {
+        "incident.yaml",
+        "matrix.yaml",
+        "result.json",
+        "cell.log",
+        "command.txt",
+        "minimal.py",
+        "README.txt",
+        "environment/lock.txt",
+        "environment/packages.txt",
+        "environment/variables.json",
+    } <= set(manifest.files)
+    incident = load_incident(tmp_path / "out" / "incident.yaml")
+    assert incident.expect[0].function == "positional_embedding"
+    assert incident.cache == "list_index"
+    assert "recompiles_total" in {gate.gate.value for gate in incident.gates}
+    assert list(load_matrix(tmp_path / "out" / "matrix.yaml").environments) == ["torch-2.13.0-cpu"]
+    result = StoredCell.model_validate_json((tmp_path / "out" / "result.json").read_bytes())
+    assert result.cell == RED
+
+
+def test_without_the_environment_the_bundle_says_why_it_has_no_trace(run_folder: Path) -> None:
+    made = with_matrix("run", RED)
+    assert "the minimal script was not run, so there is no trace" in made.output
+
+
+def test_no_secret_of_the_log_is_in_the_bundle(run_folder: Path, tmp_path: Path) -> None:
+    assert with_matrix("run", RED, "--no-trace", "-o", "b.zip").exit_code == 0
+    unpack(tmp_path / "b.zip", tmp_path / "out")
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert SECRET.encode() not in everything
+    assert b"hit config.recompile_limit (8)" in everything
+
+
+def test_the_same_cell_makes_the_same_file_and_an_existing_one_stays(run_folder: Path, tmp_path: Path) -> None:
+    for name in ("a.zip", "b.zip"):
+        assert with_matrix("run", RED, "--no-trace", "-o", name).exit_code == 0
+    first, second = (unpack(tmp_path / name, tmp_path / f"out-{name}") for name in ("a.zip", "b.zip"))
+    assert first.files == second.files
+    again = with_matrix("run", RED, "--no-trace", "-o", "a.zip")
+    assert isinstance(again.exception, InputError)
+    assert "not overwritten" in again.exception.message
+
+
+def test_a_green_cell_an_unknown_one_and_an_unknown_run_have_no_bundle(run_folder: Path) -> None:
+    for words, told in (
+        (("run", "torch-2.13.0-cpu/fixed_size/default"), "nothing in it is broken"),
+        (("run", "torch-2.13.0-cpu/list_indx/default"), "has no cell"),
+        (("walk", RED), "no such run"),
+    ):
+        refused = with_matrix(*words)
+        assert isinstance(refused.exception, SelectionError), refused.output
+        assert told in refused.exception.message
+
+
+def test_the_page_shows_the_command_for_red_cells_alone(tmp_path: Path) -> None:
+    red, green = judged_run(production_incident(), good_result()).cells
+    details = [cell_details(cell, [], 0, tmp_path / "my run") for cell in (red, green)]
+    assert {one["name"]: one["bundle"] for one in details} == {
+        RED: f"toto-compat repro 'my run' {RED}",
+        "torch-2.13.0-cpu/fixed_size/default": "",
+    }
+
+
+def test_a_tampered_bundle_is_refused_with_its_own_exit_code(run_folder: Path, tmp_path: Path) -> None:
+    assert with_matrix("run", RED, "--no-trace", "-o", "b.zip").exit_code == 0
+    content = bytearray((tmp_path / "b.zip").read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (tmp_path / "b.zip").write_bytes(content)
+    refused = repro("b.zip")
+    assert isinstance(refused.exception, BundleError)
+    assert refused.exception.code is ExitCode.BUNDLE
+    assert not list((tmp_path / "cache").glob("bundle-*"))
+
+
+def test_a_bundle_without_an_incident_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+    write_bundle(tmp_path / "b.zip", {"made_by": "1", "cell": "x"}, {"matrix.yaml": b""})
+    refused = repro(str(tmp_path / "b.zip"))
+    assert isinstance(refused.exception, BundleError)
+    assert "no incident.yaml in it" in refused.exception.message
+
+
+def test_words_that_ask_for_nothing_are_a_usage_error(tmp_path: Path) -> None:
+    assert repro().exit_code == ExitCode.USAGE
+    assert repro("a", "b", "c").exit_code == ExitCode.USAGE
+    assert repro("a.yaml", "--from-log", "x.log").exit_code == ExitCode.USAGE
+
+
+def test_a_replay_tells_which_packages_differ() -> None:
+    manifest = Manifest.model_validate({"schema": 1, "made_by": "1", "cell": "x", "files": {}})
+    here = production_incident()
+    provenance = here.provenance.model_copy(update={"packages": {"numpy": "1.26.4", "torch": "2.13.0"}})
+    result = here.model_copy(update={"provenance": provenance})
+    same = ToRun(Path("i"), None, manifest, ("numpy==1.26.4", "torch==2.13.0"))
+    other = ToRun(Path("i"), None, manifest, ("numpy==2.0.0", "torch==2.13.0", "gone==1"))
+    assert compared_with_bundle(same, result) == ["  packages  the bundle's own, all 2"]
+    (line,) = compared_with_bundle(other, result)
+    assert "2 differ" in line
+    assert "numpy 2.0.0 there, 1.26.4 here" in line
+    assert "gone 1 there, absent here" in line
+    assert compared_with_bundle(ToRun(Path("i"), None), result) == []

@@ -1,0 +1,194 @@
+"""An incident file from a log: what it shows is filled in, what it cannot know is named, and no secret gets through."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from toto_compat.errors import ExitCode, InputError, StorageError, TotoCompatError
+from toto_compat.repro.command import repro_command
+from toto_compat.repro.from_log import read_freeze
+from toto_compat.repro.incident import Incident, load_incident
+from toto_compat.repro.seen import guess_cache, how_sure, read_log
+
+ROOT = Path(__file__).parents[2]
+LOGS = ROOT / "tests" / "fixtures" / "logs"
+PRODUCTION = LOGS / "production.log"
+LIMIT = """\
+W1117 12:52:09.450000 16547 torch/_dynamo/convert_frame.py:1994] [6/8] torch._dynamo hit config.recompile_limit (8)
+W1117 12:52:09.450000 16547 torch/_dynamo/convert_frame.py:1994] [6/8]    function: 'positional_embedding' \
+(/venv/lib/python3.11/site-packages/toto/model/attention.py:105)
+W1117 12:52:09.450000 16547 torch/_dynamo/convert_frame.py:1994] [6/8]    last reason: 6/7: \
+kv_cache._current_idx[7] == 0
+"""
+
+
+def from_log(log: Path, target: Path, *more: str) -> tuple[Incident, str, str]:
+    """The incident, its text, and what was printed."""
+    arguments = ["--from-log", str(log), "--matrix", str(ROOT / "matrix.yaml"), "-o", str(target), *more]
+    run = CliRunner().invoke(repro_command, arguments, catch_exceptions=False)
+    assert run.exit_code == ExitCode.OK, run.output
+    return load_incident(target), target.read_text(encoding="utf-8"), run.output
+
+
+def error_of(log: Path, *more: str) -> TotoCompatError:
+    run = CliRunner().invoke(repro_command, ["--from-log", str(log), "--matrix", str(ROOT / "matrix.yaml"), *more])
+    assert isinstance(run.exception, TotoCompatError), run.output
+    return run.exception
+
+
+def test_productions_raw_lines_name_2_9_0_first_and_productions_environment(tmp_path: Path) -> None:
+    incident, text, printed = from_log(PRODUCTION, tmp_path / "i.yaml")
+    assert read_log(str(PRODUCTION)).releases[0].release == "2.9.0"
+    assert incident.environment == "torch-2.9.0-cu128"
+    assert (incident.cache, incident.mode) == ("list_index", "reduce-overhead")
+    assert "best first: 2.9.0, 2.9.1" in printed
+    assert "# unknown: the workload" in text
+    limit = incident.expect[0]
+    assert (limit.function, limit.limit, limit.reason) == (
+        "positional_embedding",
+        8,
+        "6/7: kv_cache._current_idx[7] == 0",
+    )
+
+
+def test_a_warning_that_says_less_than_another_is_not_expected_twice(tmp_path: Path) -> None:
+    incident, _, _ = from_log(PRODUCTION, tmp_path / "i.yaml")
+    assert sum(one.kind == "recompile_limit" for one in incident.expect) == 1
+
+
+def test_the_lines_of_a_run_on_2_13_0_are_certain_and_name_the_interpreter(tmp_path: Path) -> None:
+    log = tmp_path / "cell.log"
+    log.write_text(LIMIT, encoding="utf-8")
+    incident, text, _ = from_log(log, tmp_path / "i.yaml")
+    seen = read_log(str(log))
+    assert how_sure(seen.releases).startswith("certain")
+    assert seen.python == "3.11"
+    assert incident.environment == "torch-2.13.0-cpu"
+    assert incident.expect[0].compile_id == "6/8"
+    assert "# unknown: the mode" in text
+    assert incident.mode == "default"
+
+
+@pytest.mark.parametrize("release", ["2.5.1", "2.9.0", "2.13.0", "2.15.0"])
+def test_the_release_of_every_captured_log_is_the_first_candidate(release: str) -> None:
+    assert read_log(str(LOGS / f"events-{release}.log")).releases[0].release == release
+
+
+def test_a_release_that_the_matrix_lacks_becomes_pins(tmp_path: Path) -> None:
+    incident, text, _ = from_log(PRODUCTION, tmp_path / "i.yaml", "--torch", "2.8.1")
+    assert incident.environment == ""
+    assert incident.pins is not None
+    assert (incident.pins.torch, incident.pins.cuda) == ("2.8.1", "cu128")
+    assert "torch 2.8.1: you said so" in text
+    assert "the log itself speaks of 2.9.0" in text
+
+
+def test_a_freeze_becomes_pins_and_what_names_no_release_is_left_out(tmp_path: Path) -> None:
+    freeze = tmp_path / "freeze.txt"
+    freeze.write_text(
+        "torch==2.9.0+cu128\ntoto-ts==0.2.0\nnumpy==2.1.3\n"
+        "bot @ git+https://deploy:hunter2hunter2@git.example/bot.git@abc\n-e /srv/bot\n",
+        encoding="utf-8",
+    )
+    incident, text, _ = from_log(PRODUCTION, tmp_path / "i.yaml", "--freeze", str(freeze))
+    assert incident.pins is not None
+    assert "numpy==2.1.3" in incident.pins.frozen
+    assert "left out, since their lines name no release: bot" in text
+    assert "hunter2" not in text
+    assert "by the freeze" in text
+
+
+def test_an_env_file_gives_settings_and_torchs_variables_and_never_a_secret(tmp_path: Path) -> None:
+    env = tmp_path / ".env"
+    env.write_text(
+        "export TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS=1\nTORCHINDUCTOR_MAX_AUTOTUNE=1\n"
+        "HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123\nALPACA_KEY=PKSECRETSECRET\nDATABASE_URL=postgres://u:pw123456@h/db\n"
+        "TORCH_LOGS=recompiles\n",
+        encoding="utf-8",
+    )
+    incident, text, printed = from_log(PRODUCTION, tmp_path / "i.yaml", "--env", str(env))
+    assert incident.settings.capture_scalar_outputs
+    assert incident.variables == {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}
+    assert "not passed on: TORCH_LOGS" in text
+    for secret in ("hf_abc", "PKSECRET", "pw123456", "postgres"):
+        assert secret not in text + printed
+
+
+def test_a_secret_in_the_log_does_not_reach_the_incident(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(
+        LIMIT.replace("kv_cache._current_idx[7] == 0", "L['self'].url == 'https://u:hunter2hunter2@h/'"),
+        encoding="utf-8",
+    )
+    _, text, printed = from_log(log, tmp_path / "i.yaml", "--torch", "2.13.0")
+    assert "hunter2" not in text
+    assert "hunter2" not in printed
+
+
+def test_the_log_of_a_captured_cache_names_it() -> None:
+    assert guess_cache(read_log(str(PRODUCTION))).value == "list_index"
+    assert guess_cache(read_log(str(PRODUCTION))).sure
+
+
+def test_a_log_without_compiler_events_is_a_clear_error(tmp_path: Path) -> None:
+    log = tmp_path / "quiet.log"
+    log.write_text("2025-11-04 10:14:14 | INFO | all is well\n", encoding="utf-8")
+    error = error_of(log)
+    assert isinstance(error, InputError)
+    assert error.code is ExitCode.INPUT
+    assert "nothing to reproduce" in error.message
+    assert "TORCH_LOGS" in error.hint
+    log.write_text("Using torch.compile for Toto (mode=default, backend=inductor)\n", encoding="utf-8")
+    assert "nothing that the compiler did" in error_of(log).message
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00" * 100, b"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x01\x02"]
+)
+def test_what_is_no_log_is_a_clear_error(tmp_path: Path, content: bytes) -> None:
+    log = tmp_path / "x.log"
+    log.write_bytes(content)
+    assert error_of(log).code is ExitCode.INPUT
+    assert error_of(tmp_path / "missing.log").code is ExitCode.INPUT
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    target = tmp_path / "i.yaml"
+    target.write_text("mine\n", encoding="utf-8")
+    assert isinstance(error_of(PRODUCTION, "-o", str(target)), StorageError)
+    assert target.read_text(encoding="utf-8") == "mine\n"
+    assert error_of(PRODUCTION, "-o", str(tmp_path / "no" / "folder.yaml")).code is ExitCode.STORAGE
+
+
+def test_a_log_that_does_not_tell_its_release_asks_for_it(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("skipping cudagraphs due to mutated inputs (2 instances)\n", encoding="utf-8")
+    assert "--torch" in error_of(log).hint
+    incident, _, _ = from_log(log, tmp_path / "i.yaml", "--torch", "2.13.0")
+    assert incident.environment == "torch-2.13.0-cu130"  # CUDA graphs were skipped on a GPU
+
+
+@pytest.mark.parametrize("torch", ["2.9", "latest", "2.9.0; rm"])
+def test_a_release_that_is_none_is_told(torch: str, tmp_path: Path) -> None:
+    assert error_of(PRODUCTION, "--torch", torch, "-o", str(tmp_path / "i.yaml")).code is ExitCode.INPUT
+
+
+def test_a_file_that_is_no_freeze_is_told_with_its_line(tmp_path: Path) -> None:
+    freeze = tmp_path / "freeze.txt"
+    freeze.write_text("torch==2.9.0\nthis is a letter\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"freeze.txt:2: .* no line of pip freeze"):
+        read_freeze(freeze)
+    freeze.write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="pins nothing"):
+        read_freeze(freeze)
+
+
+def test_what_the_log_says_cannot_become_yaml_of_its_own(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    evil = "x == 1'\\n- kind: graph_break # }{]: &a *b !!python/object"
+    log.write_text(LIMIT.replace("kv_cache._current_idx[7] == 0", evil), encoding="utf-8")
+    incident, text, _ = from_log(log, tmp_path / "i.yaml")
+    assert len(incident.expect) == 1
+    assert isinstance(yaml.safe_load(text), dict)
