@@ -204,18 +204,18 @@ def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, free
         return
     python = seen.python or "3.11"
     if freeze is None:
-        pins: dict[str, Any] = {"torch": release, "cuda": default_build(Version(release)), "python": python}
+        pins: dict[str, Any] = {"torch": release, "cuda": likely_build(matrix, Version(release)), "python": python}
         told.append(f"matrix.yaml has no environment with torch {release}; the build is that of the nearest one there")
         draft.unknown.append("toto-ts, its version, and every other package: give --freeze")
     else:
-        pins = _pins_of(freeze, release, python, told)
+        pins = _pins_of(freeze, matrix, release, python, told)
     if not seen.python:
         told.append("unknown: python; nothing names it")
         draft.unknown.append(f"python: {python} is a guess")
     draft.put("pins", pins, *told)
 
 
-def _pins_of(freeze: Freeze, release: str, python: str, told: list[str]) -> dict[str, Any]:
+def _pins_of(freeze: Freeze, matrix: Matrix, release: str, python: str, told: list[str]) -> dict[str, Any]:
     """Say a freeze as pins; a release that somebody named takes the place of its torch."""
     same = freeze.torch == release
     frozen = [f"{name}=={version}" for name, version in freeze.pinned.items() if name != "torch" or same]
