@@ -2,7 +2,9 @@
 
 torch's own artifacts (`torch.compiler.save_cache_artifacts`) hold graphs and the Python around the kernels. On a CPU
 the kernels are C++ libraries, and no kind of artifact that 2.13.0 registers holds those: the compiler would be called
-for every kernel again. Inductor's cache folder holds both, in every release, so the files of that folder are kept.
+for every kernel again. Tried with one small graph on 2.13.0: a second process that was given them found the graph and
+ran the compiler as often as the first one had. Inductor's cache folder holds both, in every release, so the files of
+that folder are kept.
 
 While a bucket is compiled, and only then, inductor's folder is one of this process's own: TORCHINDUCTOR_CACHE_DIR is
 how torch is told. It is filled from the kept file before the first compile, and kept again when a compile added to it.
