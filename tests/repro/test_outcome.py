@@ -163,6 +163,14 @@ def test_an_error_of_the_compiled_forecast_is_the_event_that_a_log_would_show() 
     assert looked_at(incident(events=(expected,)), raised).verdict is Verdict.REPRODUCED
 
 
+def test_a_forecast_that_raised_is_not_taken_for_a_gate_that_failed_as_in_production() -> None:
+    failure = Failure(kind="exception", message="IndexError: index 3 is out of bounds")
+    raised = SuiteEvidence(suite=Suite.RECOMPILE, outcome=Outcome.MODEL_FAILED, failure=failure)
+    reproduction = looked_at(incident(gates=(FailedGate(gate=Gate.RECOMPILES_TOTAL),)), raised)
+    assert reproduction.verdict is Verdict.NOT_JUDGED
+    assert "the compiled forecast raised: IndexError" in as_text(reproduction)
+
+
 def test_any_suite_can_be_asked_for() -> None:
     about = incident(gates=(FailedGate(gate=Gate.RECOMPILES),), suites=(Suite.MEMORY, Suite.EQUIVALENCE))
     request = incident_request(about, ROOT, MATRIX, ROOT / "matrix.yaml")

@@ -148,6 +148,14 @@ def test_a_line_that_no_environment_can_be_built_from_is_told_with_its_place(
             "pins: found pins beside environment 'torch-2.13.0-cpu'; accepted one of the two",
         ),
         ('  pyton: "3.13"\n', "did you mean python?"),
+        (
+            '  python: "3.13"\n  torch: "2.9.0"\n  cuda: cpu\n  toto_ts: ../no-such-fork\n',
+            ":5: pins.toto_ts: found '../no-such-fork'",
+        ),
+        (
+            '  python: "3.13"\n  torch: "2.9.0"\n  cuda: cpu\n  xformers: yes it is\n',
+            ":5: pins.xformers: found 'yes it",
+        ),
     ],
 )
 def test_pins_that_contradict_each_other_or_miss_something_are_told_with_line_and_key(

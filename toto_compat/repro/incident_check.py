@@ -11,7 +11,9 @@ from toto_compat.contract.failure_messages import FAILURE_KINDS
 from toto_compat.matrix.document import Document, Mistake, describe_value, listed, nearest_name
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.schema import Matrix
-from toto_compat.repro.pins import Pins, pins_problems, read_freeze
+from toto_compat.matrix.toto_source import ACCEPTED as TOTO_ACCEPTED
+from toto_compat.matrix.toto_source import absolute, toto_source
+from toto_compat.repro.pins import Pins, is_version, pins_problems, read_freeze
 from toto_compat.repro.variables import why_refused
 
 
@@ -52,6 +54,14 @@ def _stack_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
         pins = Pins.model_validate(pinned)
     except ValidationError:
         return  # the schema's to complain about
+    if pins.toto_ts is not None:
+        try:
+            toto_source(absolute(pins.toto_ts, folder))
+        except ValueError as error:
+            found = f"{describe_value(pins.toto_ts)}: {error}"
+            yield document.mistake(("pins", "toto_ts"), found, TOTO_ACCEPTED)
+    if pins.xformers is not None and not is_version(pins.xformers):
+        yield document.mistake(("pins", "xformers"), describe_value(pins.xformers), "one exact version, such as 0.0.33")
     if pins.freeze is not None and not (folder / pins.freeze).is_file():
         yield document.mistake(("pins", "freeze"), f"no file {pins.freeze!r}", "a file, relative to the incident's own")
         return

@@ -252,6 +252,9 @@ def _no_evidence(result: CellResult, suite: Suite) -> str:
 def _judged(expected: FailedGate, place: Place, result: CellResult, limits: Mapping[Gate, GateLimit]) -> GateMatch:
     limit = expected.limit or limits.get(expected.gate) or expected.gate.rule.default
     assert limit is not None and place.suite is not None
+    if result.evidence[place.suite].outcome is Outcome.MODEL_FAILED:
+        # every gate of a forecast that raised is FAIL, and that is another symptom than a figure beyond its limit
+        return GateMatch(expected, None, f"the compiled forecast raised: {_raised(result)}", predicted=place.predicted)
     if place.predicted:
         return _judged_by_prediction(expected, limit, result.evidence[place.suite])
     judged = judge(result, {expected.gate: limit}).gates[expected.gate]

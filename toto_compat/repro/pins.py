@@ -161,7 +161,7 @@ def pins_problems(pins: Pins, frozen: list[FrozenLine | BadLine]) -> Iterator[Pr
         if canonicalize_name(name) in _KEYS:
             key = _KEYS[canonicalize_name(name)]
             yield Problem(("packages", name), "a package", f"it as the key pins.{key}, not among the packages")
-        elif not _is_version(version):
+        elif not is_version(version):
             yield Problem(("packages", name), repr(version), "one exact version, such as 1.26.4")
         elif canonicalize_name(name) == "pydantic" and Version(version) < _NEWEST_PYDANTIC_TOO_OLD:
             yield Problem(("packages", name), repr(version), "2.7 or newer: the cell itself needs it")
@@ -262,7 +262,8 @@ def _release(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _is_version(text: str) -> bool:
+def is_version(text: str) -> bool:
+    """Tell if this is one version as pip knows them."""
     try:
         Version(text)
     except InvalidVersion:
