@@ -15,7 +15,7 @@ import sys
 import urllib.error
 import urllib.request
 import urllib.response
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
@@ -330,7 +330,3 @@ def redacted(url: str) -> str:
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"****@{host}" if "@" in parts.netloc else host))
-
-
-def newest_first(versions: Iterable[Version]) -> list[Version]:
-    return sorted(set(versions), reverse=True)

@@ -93,6 +93,21 @@ def _python(model: Environment, release: TorchRelease, facts: WheelFacts) -> str
     return lower[-1] if lower else usable[0]
 
 
+def tried_environment(release: TorchRelease, matrix: Matrix) -> tuple[str, Environment]:
+    """A release as an environment to look at once: what only containers and GPUs ask for is left out."""
+    facts = release.facts
+    assert facts is not None
+    model = most_similar(matrix, release.version, facts.build)
+    environment = Environment(
+        torch=str(release.version),
+        build=facts.build,
+        python=_python(model, release, facts),
+        toto_ts=model.toto_ts,
+        pins=model.pins,
+    )
+    return f"torch-{release.version}-{facts.build}", environment
+
+
 def _environment(
     model: Environment,
     release: TorchRelease,
