@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.releases.local_index import LocalIndex
 from tests.verdict.sample_cells import cell_request, good_result, with_figures
 from tests.verdict.stored_runs import store_run
 from toto_compat.cli import cli
@@ -146,6 +147,21 @@ def test_releases_that_do_not_install_are_skipped_with_the_reason(results: Path,
     assert "2.5.1: skipped: it does not install: Python 3.1 is not on this machine" in result.stdout
     [record] = results.glob("bisects/*/bisect.json")
     assert json.loads(record.read_text())["path"][0]["skipped"] is True
+
+
+def test_releases_of_the_index_that_the_matrix_lacks_are_looked_at_too(
+    results: Path, index: LocalIndex, matrix_file: Path
+) -> None:
+    index.torch("2.5.0", cuda="12.4")
+    index.torch("2.5.9", cuda="12.4", yanked="broken")
+    before = matrix_file.read_bytes()
+    store_run(results, "reference/a", [cell("2.4.1", total=1)])
+    store_run(results, "reference/b", [cell("2.6.0", total=30)])
+    words = ("recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.6.0", "--stored-only", "--json")
+    found = json.loads(bisect(results, *words, "--all-releases", matrix=matrix_file).stdout)
+    assert found["releases"] == ["2.4.1", "2.5.0", "2.5.1", "2.6.0"]
+    assert found["answer"]["skipped"] == ["2.5.0", "2.5.1"]
+    assert matrix_file.read_bytes() == before
 
 
 def test_only_the_suite_of_the_gate_is_run() -> None:

@@ -171,7 +171,8 @@ def test_the_password_in_an_address_reaches_the_index(
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", index.simple.replace("http://", "http://me:sec%40ret@"))
     listed(run("--json"))
-    assert {headers.get("Authorization") for headers in index.headers} >= {"Basic bWU6c2VjQHJldA=="}
+    assert {headers.get("Authorization") for headers in index.headers} == {"Basic bWU6c2VjQHJldA=="}
+    assert any(path.endswith(".whl") for path in index.asked), "and the files beside it"
 
 
 # --- adding -----------------------------------------------------------------------------------------------------------
@@ -296,6 +297,8 @@ def test_release_candidates_are_shown_only_when_asked_for(run: Run, index: Local
     assert set(listed(run("--json", *place))) == {NEWEST}
     found = listed(run("--json", "--pre", *place))
     assert (found["2.16.0rc2"]["channel"], found["2.16.0"]["channel"]) == ("release", "test")
+    for version in ("2.16.0rc2", "2.16.0"):
+        assert f"torch-{version}-cu134:" in run("--add", version, "--pre", "--dry-run", *place).stdout
 
 
 def test_pytorchs_index_that_is_down_is_an_error_where_it_was_asked_for(run: Run) -> None:

@@ -15,7 +15,7 @@ import sys
 import urllib.error
 import urllib.request
 import urllib.response
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
@@ -284,11 +284,13 @@ def open_url(
     patience: float = _PATIENCE_SECONDS,
 ) -> urllib.response.addinfourl:
     """Ask as pip would: with its certificates, its proxy, and the name and password that stand in the address."""
-    address, authorization = _without_password(url)
-    headers = {"Accept": accept, **({"Range": ranged} if ranged else {}), **authorization}
-    request = urllib.request.Request(address, headers=headers, method="HEAD" if head else "GET")  # noqa: S310
+    address, authorization = _without_password(url, settings)
     if urlsplit(address).scheme not in ("http", "https"):
         raise ValueError(f"not an address that can be asked: {address}")
+    headers = {"Accept": accept, **({"Range": ranged} if ranged else {})}
+    request = urllib.request.Request(address, headers=headers, method="HEAD" if head else "GET")  # noqa: S310
+    for name, value in authorization.items():
+        request.add_unredirected_header(name, value)  # it is for this host, not for one that it points to
     answer: urllib.response.addinfourl = _opener(settings, urlsplit(address).hostname or "").open(
         request, timeout=patience
     )
@@ -305,15 +307,16 @@ def _opener(settings: IndexSettings, host: str) -> urllib.request.OpenerDirector
     return urllib.request.build_opener(*handlers)
 
 
-def _without_password(url: str) -> tuple[str, dict[str, str]]:
+def _without_password(url: str, settings: IndexSettings) -> tuple[str, dict[str, str]]:
+    """The bare address, and the name and password for it: its own, those of an index on that host, or .netrc's."""
     parts = urlsplit(url)
-    user, password = parts.username, parts.password
-    if user is None:
-        user, password = _from_netrc(parts.hostname or "")
+    host = parts.netloc.rpartition("@")[2]
+    same_host = [urlsplit(one) for one in settings.indexes if urlsplit(one).netloc.rpartition("@")[2] == host]
+    named = next((one for one in (parts, *same_host) if one.username is not None), None)
+    user, password = (named.username, named.password) if named else _from_netrc(parts.hostname or "")
     if user is None:
         return url, {}
     token = base64.b64encode(f"{unquote(user)}:{unquote(password or '')}".encode()).decode()
-    host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=host)), {"Authorization": f"Basic {token}"}
 
 
@@ -330,7 +333,3 @@ def redacted(url: str) -> str:
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"****@{host}" if "@" in parts.netloc else host))
-
-
-def newest_first(versions: Iterable[Version]) -> list[Version]:
-    return sorted(set(versions), reverse=True)

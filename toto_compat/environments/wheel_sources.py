@@ -27,7 +27,7 @@ class RangedFile(io.RawIOBase):
         self._at = 0
         self._kept: tuple[int, bytes] = (0, b"")
         with open_url(url, settings, head=True, patience=60) as answer:
-            self.size = int(answer.headers["Content-Length"])
+            self.size = int(answer.headers["Content-Length"] or 0)
 
     def ahead(self, start: int, end: int) -> None:
         """Fetch these bytes in one request; reads within them then cost nothing."""

@@ -1,5 +1,6 @@
 """`releases --add`: a release becomes an environment of matrix.yaml with its lock, from metadata alone."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from toto_compat.evidence.files import write_atomically
 from toto_compat.matrix.add_environment import EditedMatrix, most_similar, with_environment, write_matrix
 from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.schema import Matrix
-from toto_compat.releases.listing import Channel, TorchRelease, wheel_for
+from toto_compat.releases.listing import Channel, TorchRelease, listed, wheel_for
 from toto_compat.runtimes.progress import say
 
 
@@ -30,8 +31,30 @@ class Addition:
     facts: WheelFacts
 
 
-def find_release(releases: list[TorchRelease], version: Version) -> TorchRelease:
+def channels_of(version: Version, *, pre: bool, nightly: bool) -> list[Channel]:
+    """Where a release may be: a nightly build only there, a candidate also on PyTorch's index for those."""
+    if nightly or version.is_devrelease:
+        return [Channel.NIGHTLY]
+    return [Channel.RELEASE, Channel.TEST] if pre else [Channel.RELEASE]
+
+
+def find_release(
+    version: Version,
+    settings: IndexSettings,
+    channels: Iterable[Channel],
+    *,
+    pytorch_index: str,
+    build: str = "",
+) -> TorchRelease:
     """The release of that number; one that is not there or was withdrawn is an error that says so."""
+    releases: list[TorchRelease] = []
+    for channel in channels:
+        found, warnings = listed(settings, channel, pytorch_index=pytorch_index, build=build)
+        releases += found
+        for warning in warnings:
+            say(f"warning: {warning}")
+        if any(one.version == version for one in found):
+            break
     release = next((one for one in releases if one.version == version), None)
     if release is None:
         near = [str(one.version) for one in releases if one.version.release[:2] == version.release[:2]]
@@ -91,6 +114,21 @@ def _python(model: Environment, release: TorchRelease, facts: WheelFacts) -> str
     if not usable:
         raise EnvironmentBuildError(f"torch {release.version} has no wheel for a Python that it compiles on")
     return lower[-1] if lower else usable[0]
+
+
+def tried_environment(release: TorchRelease, matrix: Matrix) -> tuple[str, Environment]:
+    """A release as an environment to look at once: what only containers and GPUs ask for is left out."""
+    facts = release.facts
+    assert facts is not None
+    model = most_similar(matrix, release.version, facts.build)
+    environment = Environment(
+        torch=str(release.version),
+        build=facts.build,
+        python=_python(model, release, facts),
+        toto_ts=model.toto_ts,
+        pins=model.pins,
+    )
+    return f"torch-{release.version}-{facts.build}", environment
 
 
 def _environment(

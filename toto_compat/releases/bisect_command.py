@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.environments.package_index import index_settings
 from toto_compat.errors import ExitCode, SelectionError
 from toto_compat.evidence.files import cache_folder, check_writable, write_atomically
 from toto_compat.evidence.store import CellStore
@@ -17,10 +18,12 @@ from toto_compat.matrix.expand import gate_limits
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
+from toto_compat.releases.adding import tried_environment
 from toto_compat.releases.bisect import Question, Search, ask, look_by_running
 from toto_compat.releases.command import ReleaseNumber
 from toto_compat.releases.defaults import moved_between
 from toto_compat.releases.difference import count_changes, reason_changes, reason_lines
+from toto_compat.releases.listing import Channel, State, against, listed, with_facts
 from toto_compat.releases.observation import Criterion, Observation, stored_observations
 from toto_compat.releases.running import pruned_after
 from toto_compat.releases.search import Found, NoChange, NothingToCompare
@@ -43,6 +46,7 @@ NOT_RUN = "not run"
 @click.option(
     "--any-change", is_flag=True, help="When does the figure change at all? Also where the gate always fails."
 )
+@click.option("--all-releases", is_flag=True, help="Also releases of your package index that matrix.yaml lacks.")
 @click.option("--profile", default="quick", show_default=True, help="Whose workload is run; of its suites the gate's.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
@@ -62,6 +66,8 @@ def bisect_command(gate: str, selector: str, **asked: Any) -> None:
         raise click.UsageError("--limit and --any-change are two questions: ask one of them")
     path = find_matrix_file(asked["matrix_file"])
     matrix = load_matrix(path)
+    if asked["all_releases"]:
+        matrix = with_releases_of_the_index(matrix)
     criterion = criterion_of(matrix, gate, asked["profile"], asked["limit"], any_change=asked["any_change"])
     good, bad = (str(one) if one is not None else None for one in (asked["good"], asked["bad"]))
     device = choose_device(asked["device"])
@@ -87,6 +93,18 @@ def criterion_of(matrix: Matrix, name: str, profile: str, limit: float | None, *
     if known is None and not any_change:
         raise SelectionError(f"{name} has no limit under profile {profile}", hint="give one with --limit N")
     return Criterion(gate, known or GateLimit(max=0), any_change)
+
+
+def with_releases_of_the_index(matrix: Matrix) -> Matrix:
+    """The matrix with every release of the index between its own; its file stays as it is."""
+    settings = index_settings()
+    found, warnings = listed(settings, Channel.RELEASE)
+    for warning in warnings:
+        say(f"warning: {warning}")
+    lacking = [one for one in against(matrix, found) if one.state is State.BETWEEN and not one.version.is_prerelease]
+    readable = [one for one in with_facts(lacking, settings) if one.facts is not None]
+    more = dict(tried_environment(one, matrix) for one in readable)
+    return matrix.model_copy(update={"environments": {**matrix.environments, **more}})
 
 
 def run_search(question: Question, asked: dict[str, Any]) -> tuple[Search, Found | NoChange | NothingToCompare]:

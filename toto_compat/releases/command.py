@@ -13,7 +13,7 @@ from tabulate import tabulate
 from toto_compat.environments.package_index import index_settings
 from toto_compat.errors import ExitCode
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
-from toto_compat.releases.adding import added_lines, find_release, prepare_addition, write_addition
+from toto_compat.releases.adding import added_lines, channels_of, find_release, prepare_addition, write_addition
 from toto_compat.releases.listing import (
     PYTORCH_INDEX,
     Channel,
@@ -89,7 +89,8 @@ def look(
         if wanted:
             more, complaints = listed(settings, channel, pytorch_index=pytorch_index, build=build)
             released = {one.version for one in found}
-            found += [one for one in more if one.version not in released][: _NIGHTLIES_SHOWN if nightly else None]
+            most = _NIGHTLIES_SHOWN if channel is Channel.NIGHTLY else None
+            found += [one for one in more if one.version not in released][:most]
             warnings += complaints
     judged = against(matrix, sorted(found, key=lambda one: one.version, reverse=True))
     shown = [one for one in judged if everything or one.state is not State.OLDER]
@@ -108,11 +109,9 @@ def add_release(
     **_: Any,
 ) -> None:
     started, settings = time.monotonic(), index_settings()
-    channel = Channel.NIGHTLY if nightly or version.is_devrelease else Channel.TEST if pre else Channel.RELEASE
-    found, warnings = listed(settings, channel, pytorch_index=pytorch_index, build=build)
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
-    addition = prepare_addition(path, find_release(found, version), settings, pytorch_index=pytorch_index)
+    channels = channels_of(version, pre=pre, nightly=nightly)
+    release = find_release(version, settings, channels, pytorch_index=pytorch_index, build=build)
+    addition = prepare_addition(path, release, settings, pytorch_index=pytorch_index)
     if not dry_run:
         write_addition(addition)
     click.echo(addition.edited.stanza, nl=False)

@@ -4,8 +4,6 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import Version
-
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import CellRequest
@@ -115,7 +113,3 @@ def is_the_same_question(cell: StoredCell, request: CellRequest, gate: Gate) -> 
         and then.cache.source == request.cache.source == "builtin"
         and not then.lower_only
     )
-
-
-def in_order(releases: Iterator[str] | list[str]) -> list[str]:
-    return sorted(dict.fromkeys(releases), key=Version)

@@ -12,7 +12,6 @@ from toto_compat.releases.difference import ReasonChange, new_reasons
 from toto_compat.verdict.comparison import Change, RowChange, compare_row
 from toto_compat.verdict.judge import JudgedCell, Status
 
-_COMPILE_SECONDS = ("cold_compile_s", "warm_start_s")
 _LOWERED = ("graphs", "captured_whole", "partitions", "captured_partitions", "kernels", "spilling_kernels")
 
 

@@ -19,10 +19,10 @@ from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.expand import expand, named_profile, select
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
-from toto_compat.releases.adding import find_release, prepare_addition, write_addition
+from toto_compat.releases.adding import channels_of, find_release, prepare_addition, write_addition
 from toto_compat.releases.command import ReleaseNumber, look
 from toto_compat.releases.defaults import moved_between
-from toto_compat.releases.listing import PYTORCH_INDEX, Channel, State, listed
+from toto_compat.releases.listing import PYTORCH_INDEX, State
 from toto_compat.releases.running import pruned_after, run_cells
 from toto_compat.releases.upgrade import Upgrade, compare_release, upgrade_lines
 from toto_compat.runtimes.device import choose_device
@@ -110,11 +110,9 @@ def matrix_with(path: Path, version: Version, asked: dict[str, Any]) -> tuple[Ma
         )
         return matrix, name, [f"{name} is in {path}"]
     settings = index_settings()
-    channel = Channel.NIGHTLY if asked["nightly"] else Channel.TEST if asked["pre"] else Channel.RELEASE
-    found, warnings = listed(settings, channel, pytorch_index=asked["pytorch_index"])
-    addition = prepare_addition(path, find_release(found, version), settings, pytorch_index=asked["pytorch_index"])
-    for warning in warnings:
-        say(f"warning: {warning}")
+    channels = channels_of(version, pre=asked["pre"], nightly=asked["nightly"])
+    release = find_release(version, settings, channels, pytorch_index=asked["pytorch_index"])
+    addition = prepare_addition(path, release, settings, pytorch_index=asked["pytorch_index"])
     if asked["keep"]:
         write_addition(addition)
         return addition.edited.matrix, addition.name, [f"{addition.name} was added to {path}"]
