@@ -34,7 +34,7 @@ def test_the_sessions_of_the_documentation_are_listed() -> None:
     listed = list_sessions(ROOT).stdout
     missing = [
         name
-        for name in ("matrix", "tests", "lint", "bench", "release_check", "lock", "repro")
+        for name in ("matrix", "tests", "lint", "bench", "release_check", "lock", "repro", "reference", "docs")
         if f" {name} " not in listed
     ]
     assert missing == []

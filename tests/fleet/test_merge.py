@@ -3,6 +3,7 @@
 import json
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -167,7 +168,7 @@ def test_a_zipped_artifact_is_merged_and_leaves_nothing_behind(machines: Path) -
     assert not list(machines.glob(".merging-*"))
 
 
-HOSTILE = {
+HOSTILE: dict[str, tuple[Callable[[Path], object], type[TotoCompatError], str]] = {
     "no JSON": (lambda file: file.write_text("{", encoding="utf-8"), StorageError, "not a valid StoredCell file"),
     "nested too deeply": (lambda file: file.write_text("[" * 200_000, encoding="utf-8"), StorageError, ""),
     "of another cell": (

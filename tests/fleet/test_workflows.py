@@ -114,7 +114,7 @@ class Runner:
             "GITHUB_STEP_SUMMARY": str(folder / "summary"),
             "ISSUES": str(folder / "issues.json"),
             "BRANCH": "toto-compat-results",
-            "PUSH_TO": str(folder / "remote.git"),
+            "REPOSITORY": str(folder / "remote.git"),
             "PROFILE": "quick",
             "SELECTORS": "torch-2.1*/fixed_size/default",
         }
@@ -161,8 +161,17 @@ def test_a_plan_becomes_the_jobs_of_the_next_stage(runner: Runner) -> None:
 def test_a_new_release_becomes_a_job_and_an_old_one_does_not(runner: Runner, newer: bool, found: str) -> None:
     told = {"missing": [{"torch": "2.16.0", "newer_than_matrix": newer, "stanza": ""}]}
     (runner.work / "releases.json").write_text(json.dumps(told), encoding="utf-8")
+    runner.run("watch", "Get the last results")
     runner.run("watch", "Make a job for each")
     assert runner.outputs()["found"] == found
+
+
+def test_a_release_that_was_compiled_before_is_not_compiled_every_day(runner: Runner) -> None:
+    store_run(runner.work / "published", "run", [good_result(torch="2.16.0", build="cu132")])
+    told = {"missing": [{"torch": "2.16.0", "newer_than_matrix": True, "stanza": ""}]}
+    (runner.work / "releases.json").write_text(json.dumps(told), encoding="utf-8")
+    runner.run("watch", "Make a job for each")
+    assert runner.outputs()["found"] == "no"
 
 
 def publish(runner: Runner) -> None:

@@ -1,6 +1,6 @@
 """Several runs as one: which of two results of a cell is taken, what has to be the same, and where each came from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -17,7 +17,7 @@ RULE = (
 # Limits of gates and what counts as production: two runs that differ in these have no verdict in common.
 _JUDGED_BY = ("profile", "gates", "production_profile", "production_workloads")
 # Parts of matrix.yaml that travel in a cell's request, with what they are called there.
-_PARTS_OF_A_REQUEST = {
+_PARTS_OF_A_REQUEST: Mapping[str, Callable[[StoredCell], str]] = {
     "environment": lambda cell: cell.cell.environment,
     "workload": lambda cell: cell.request.workload_name or "the workload",
     "profile": lambda cell: cell.request.profile_name,
@@ -174,10 +174,10 @@ def _suite_versions(runs: Sequence[Run]) -> Iterator[str]:
         for suite, evidence in cell.evidence.items():
             if evidence.figures:
                 versions.setdefault(suite.value, set()).add(evidence.version)
-    for suite, found in versions.items():
+    for name, found in versions.items():
         if len(found) > 1:
             told = " and ".join(map(str, sorted(found)))
-            yield f"the suite {suite} measured in versions {told}: rows differ by that, too"
+            yield f"the suite {name} measured in versions {told}: rows differ by that, too"
 
 
 # --- run.json --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from packaging.version import InvalidVersion, Version
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.errors import InputError
+from toto_compat.evidence.files import read_model
+from toto_compat.evidence.store import RunInfo
 
 # What may stand in a job: these words go through YAML, variables and a shell's word splitting.
 _SAFE_CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*/[A-Za-z0-9_]+/[a-z-]+(\+[A-Za-z0-9_-]+)?(@[A-Za-z0-9_-]+)?")
@@ -68,6 +71,13 @@ def new_releases(document: Any) -> list[str]:
     return [str(version) for version in sorted(set(found))]
 
 
+def releases_in(run: Path) -> set[str]:
+    """The releases that a run has rows of; none where there is no such run yet."""
+    if not (run / "run.json").exists():
+        return set()
+    return {cell.environment.split("-")[1] for cell in read_model(run / "run.json", RunInfo).cells if "-" in cell}
+
+
 def _rows(document: Any, key: str, origin: str) -> Iterator[Any]:
     rows = document.get(key) if isinstance(document, dict) else None
     if not isinstance(rows, list):
@@ -91,24 +101,29 @@ def gitlab_pipeline(jobs: Sequence[Job]) -> str:
 @click.command("jobs")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--releases", is_flag=True, help="FILE is what `releases --json` printed: a job for every new release.")
+@click.option(
+    "--known", type=click.Path(path_type=Path), help="With --releases: leave out those that this run has rows of."
+)
 @click.option("--by", type=click.Choice(["environment", "cell"]), default="environment", show_default=True)
 @click.option("--format", "form", type=click.Choice(["github", "gitlab", "json"]), default="github", show_default=True)
-def jobs_command(file: Path, releases: bool, by: str, form: str) -> None:
+def jobs_command(file: Path, releases: bool, known: Path | None, by: str, form: str) -> None:
     """Turn a plan (FILE, or - for standard input) into the jobs of a CI system.
 
     `github` is a line for strategy.matrix, `gitlab` a child pipeline, `json` a list."""
     try:
-        text = click.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
         document = json.loads(text)
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not JSON: {error}") from error
     try:
-        jobs = jobs_of(document, by=by) if not releases else []
-        rows = [asdict(job) for job in jobs] if not releases else [{"release": one} for one in new_releases(document)]
+        jobs = [] if releases else jobs_of(document, by=by)
+        new = new_releases(document) if releases else []
     except InputError as error:
         raise InputError(f"{file}: {error.message}", hint=error.hint) from error
+    there = releases_in(known) if known else set()
+    rows = [*(asdict(job) for job in jobs), *({"release": one} for one in new if one not in there)]
     if form == "gitlab":
         click.echo(gitlab_pipeline(jobs), nl=False)
     else:

@@ -80,8 +80,8 @@ def _origins(judged: JudgedRun) -> Iterator[str]:
             where.runtime,
         )
         seen[key] = seen.get(key, 0) + 1
-    for key, count in seen.items():
-        yield "| " + " | ".join(escaped_markdown(part) for part in (*key, str(count))) + " |"
+    for where_measured, count in seen.items():
+        yield "| " + " | ".join(escaped_markdown(part) for part in (*where_measured, str(count))) + " |"
 
 
 def report_pages(folder: Path) -> Iterator[tuple[str, str]]:
