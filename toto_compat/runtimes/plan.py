@@ -86,10 +86,10 @@ def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: As
     cells = plan_cells(requests, runtime, store, fresh=asked.fresh)
     if to_download is not None:  # its content is part of the key
         cells = [PlannedCell(cell.request, key="", stored=None) for cell in cells]
-    if asked.executor == "local":
-        jobs, notes = jobs_of(asked, selection.device)
-    else:  # the cluster has the GPUs, and spreads the cells over them
+    if asked.executor == "slurm":  # the cluster has the GPUs, and spreads the cells over them
         jobs, notes = asked.jobs or max(1, len(requests)), []
+    else:
+        jobs, notes = jobs_of(asked, selection.device)
     notes += [f"{name} is not in the default plan: {why}" for name, why in selection.left_out.items()]
     plan = make_plan(cells, runtime, store, jobs=jobs, device=selection.device, to_download=to_download)
     return replace(plan, notes=tuple(notes))
