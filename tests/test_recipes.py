@@ -91,7 +91,7 @@ def test_a_new_executor_is_one_module_and_one_row(copy: Path) -> None:
     row = '"nowhere": "toto_compat.runtimes.nowhere:run_cells", "local":'
     table.write_text(table.read_text(encoding="utf-8").replace('"local":', row, 1), encoding="utf-8")
     script = "from toto_compat.cli import cli; cli(['matrix', '--help'], standalone_mode=False)"
-    assert "[nowhere|local]" in answer(copy, script)
+    assert "[nowhere|local|slurm]" in answer(copy, script)
 
 
 def test_a_new_report_format_is_one_row(copy: Path) -> None:

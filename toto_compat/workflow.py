@@ -44,7 +44,9 @@ def run_matrix(asked: Asked) -> ExitCode:
         choose = (lambda: Device.CPU) if asked.lower_only else (lambda: device_of(asked))
         here = dict([here_environment()]) if asked.runtime == "here" else None
         # what a cluster's GPUs can run is not to be seen from here
-        selection = select_cells(asked, choose, why_not_runnable if asked.executor == "local" else lambda *_: "", here)
+        selection = select_cells(
+            asked, choose, (lambda *_: "") if asked.executor == "slurm" else why_not_runnable, here
+        )
         device = selection.device
         runtime = runtime_of(asked, selection)
         store = CellStore(cache_folder() / "evidence")
@@ -75,15 +77,15 @@ def run_matrix(asked: Asked) -> ExitCode:
 
 def device_of(asked: Asked) -> Device:
     """Find the device here, or take it that the nodes of a cluster have GPUs."""
-    if asked.executor == "local":
-        return choose_device(asked.device)
-    return Device.CPU if asked.device == "cpu" else Device.CUDA
+    if asked.executor == "slurm":
+        return Device.CPU if asked.device == "cpu" else Device.CUDA
+    return choose_device(asked.device)
 
 
 def runtime_of(asked: Asked, selection: Selection) -> Runtime:
     """Open what runs the cells: on this machine, or on the nodes of a cluster."""
     limits, device = selection.matrix.limits, selection.device
-    if asked.executor == "local":
+    if asked.executor != "slurm":
         return open_runtime(asked.runtime, limits=limits, device=device, rebuild=asked.rebuild)
     settings = selection.matrix.slurm
     match asked.runtime:
@@ -161,9 +163,9 @@ def matrix_command(**asked: Any) -> None:
     machine can judge is run: the newest CPU environment, or with a GPU production's and the newest release."""
     if asked["data"] is None and (asked["column"] or asked["symbols"]):
         raise click.UsageError("--column and --symbols say which of your series: name these with --data")
-    if asked["executor"] == "local" and asked["detach"]:
+    if asked["executor"] != "slurm" and asked["detach"]:
         raise click.UsageError("--detach: cells can be left to Slurm alone: --executor slurm")
-    if asked["executor"] != "local" and asked["runtime"] == "here":
+    if asked["executor"] == "slurm" and asked["runtime"] == "here":
         raise click.UsageError("--runtime here: nodes run cells with docker or venv")
     code = run_matrix(Asked(**asked))
     if code != ExitCode.OK:

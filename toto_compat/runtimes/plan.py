@@ -86,17 +86,16 @@ def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: As
     cells = plan_cells(requests, runtime, store, fresh=asked.fresh)
     if to_download is not None:  # its content is part of the key
         cells = [PlannedCell(cell.request, key="", stored=None) for cell in cells]
-    if asked.executor == "local":
-        jobs, notes = jobs_of(asked, selection.device)
-    else:  # the cluster has the GPUs, and spreads the cells over them
-        jobs, notes = asked.jobs or max(1, len(requests)), []
+    jobs, notes = jobs_of(asked, selection.device, len(requests))
     notes += [f"{name} is not in the default plan: {why}" for name, why in selection.left_out.items()]
     plan = make_plan(cells, runtime, store, jobs=jobs, device=selection.device, to_download=to_download)
     return replace(plan, notes=tuple(notes))
 
 
-def jobs_of(asked: Asked, device: Device) -> tuple[int, list[str]]:
+def jobs_of(asked: Asked, device: Device, cells: int) -> tuple[int, list[str]]:
     """Say how many cells run at a time, and what there is to say about the GPUs that they run on."""
+    if asked.executor == "slurm":  # the cluster has the GPUs, and spreads the cells over them
+        return asked.jobs or max(1, cells), []
     if device is Device.CPU:
         return asked.jobs or min(2, core_count()), []
     gpus, notes = max(1, len(find_gpus())), list(gpu_notes())
