@@ -1,8 +1,8 @@
 # ruff: noqa: T201 - printing is how a cell reports
 """A quick cell for fault campaigns: `python stand_in_cell.py <orders.json> <request.json> <result.json>`.
 
-It writes a schema-true result without torch and enters itself in a ledger, so that a cell run twice is seen. The runner,
-the store, the supervisor and the files around it are the real ones. No verdict is ever drawn from it.
+It writes a schema-true result without torch and enters itself in a ledger, so that a cell run twice is seen. Runner,
+store, supervisor and the files around it are the real ones. No verdict is ever drawn from it.
 """
 
 import fcntl
