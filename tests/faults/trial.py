@@ -75,7 +75,7 @@ class Trial:
     waits: tuple[str, ...] = ()  # a cell, and where it stands still while the gate is shut
     minutes: float = 1.0
     memory: str = "1g"
-    flood_blocks: int = 100
+    flood_blocks: int = 60  # of about a megabyte
     python: str = ""  # of another interpreter: then the cells are real ones
     probe: bool = False  # ask that interpreter first, as a run does
     variables: dict[str, str] = field(default_factory=dict)
