@@ -1,5 +1,5 @@
 # ruff: noqa: T201 - what it prints is its purpose
-"""Known vulnerabilities of every package in docker/locks, asked of OSV by pip-audit: `nox -s audit [-- ENVIRONMENT...]`.
+"""Asks OSV, through pip-audit, for known vulnerabilities of what is in docker/locks: `nox -s audit`.
 
 Exit code 0: asked, and none is known. 1: some are. 3: nobody could be asked, which is not the same as none.
 """
@@ -23,13 +23,9 @@ def audit(lock: Path) -> int:
         print(f"{lock.stem}: no such lock; there are {', '.join(path.stem for path in sorted(LOCKS.glob('*.txt')))}")
         return 2
     # the lock names everything and its hashes: pip is asked for nothing
-    command = ["pip-audit", "-r", str(lock), "--disable-pip", "--require-hashes", "-s", "osv", "-f", "json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip_audit", *command[1:], "--progress-spinner", "off"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ["--disable-pip", "--require-hashes", "-s", "osv", "-f", "json", "--progress-spinner", "off"]
+    command = [sys.executable, "-m", "pip_audit", "-r", str(lock), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         answered = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError, TypeError):

@@ -111,8 +111,7 @@ def test_a_yaml_bomb_costs_neither_memory_nor_time(project: Path, kind: str) -> 
         + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)],
         "mappings": ["a0: &a0 {k: x}"]
         + [f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}" for n in range(1, 10)],
-        "merges": ["a0: &a0 {k: x}"]
-        + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 10)],
+        "merges": ["a0: &a0 {k: x}"] + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 10)],
     }
     (project / "bomb.yaml").write_text("\n".join(lines[kind]) + "\n" + MATRIX_TEXT, encoding="utf-8")
 

@@ -14,7 +14,12 @@ from toto_compat.bench.harness import Watch, harness_share, maps_torch, watched_
 from toto_compat.errors import EnvironmentBuildError
 
 # works when it is told to, and says when it has
-ANSWERS = "import sys\nfor line in sys.stdin:\n    n = sum(i * i for i in range(2_000_000)); print('worked', flush=True)\n"
+ANSWERS = """
+import sys
+for line in sys.stdin:
+    sum(number * number for number in range(2_000_000))
+    print('worked', flush=True)
+"""
 MAPS = "import mmap; file = open({library!r}, 'r+b'); held = mmap.mmap(file.fileno(), 0)\n"
 PASSES_ON = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', {script!r}])\n"
 

@@ -40,9 +40,7 @@ def test_the_validator_refuses_what_is_no_bill() -> None:
 def test_every_wheel_of_the_lock_is_in_it_by_name_version_hash_and_purl(name: str) -> None:
     lock = read_lock(name, ENVIRONMENTS[name])
     bill = bill_of_materials(name, ENVIRONMENTS[name], lock)
-    told = {
-        (one["name"], one["version"], one["hashes"][0]["content"]) for one in bill["components"] if "purl" in one
-    }
+    told = {(one["name"], one["version"], one["hashes"][0]["content"]) for one in bill["components"] if "purl" in one}
     assert told == {(package.name, package.version, package.sha256) for package in lock.packages}
     for package in lock.packages:
         url = PackageURL.from_string(package_url(package))
@@ -68,7 +66,7 @@ def test_it_is_written_to_a_file_or_an_unknown_environment_is_named(tmp_path: Pa
 
 def test_an_audit_that_cannot_ask_is_none() -> None:
     """Behind a proxy that is not there nobody can be asked, with pip-audit or without."""
-    proxy = {name: "http://127.0.0.1:9" for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy")}
+    proxy = dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), "http://127.0.0.1:9")
     done = subprocess.run(
         [sys.executable, str(ROOT / "docker" / "audit.py"), "torch-2.13.0-cpu"],
         env={**os.environ, **proxy, "NO_PROXY": "", "no_proxy": ""},

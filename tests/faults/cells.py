@@ -36,7 +36,7 @@ def never_ends(campaign: Campaign) -> Iterator[Outcome]:
 
 
 def floods_its_log(campaign: Campaign) -> Iterator[Outcome]:
-    """Have a cell print 110 MB in lines, and one 100 MB in a line: the run goes on, and the log stays small."""
+    """Have cells print 60 MB and more, in lines and in one line: the run goes on, and the logs stay small."""
     for behaviour in ("floods its log", "a line without end"):
         with campaign.trial(behaviours={VICTIM: behaviour}, minutes=10.0) as trial:
             ended = trial.start(limit=_little_memory).wait()

@@ -179,4 +179,5 @@ def _without_engine(trial: Trial, client: docker.DockerClient, number: int, mome
         ended = hit.wait()
     broken, had = promises(ended, 0, CELL_NOT_RUN, 12), len(trial.kept())
     until(lambda: bool(client.ping()))
-    return Outcome(moment, f"{how(ended)}, {had} cells kept, resumed", _also_left(joined(broken, resumed(trial)), client))
+    damage = _also_left(joined(broken, resumed(trial)), client)
+    return Outcome(moment, f"{how(ended)}, {had} cells kept, resumed", damage)

@@ -81,7 +81,7 @@ def index_goes_away(campaign: Campaign) -> Iterator[Outcome]:
             left = _half_built(folder)
             index.breaks_at, index.gone = "", False
             broken += promises(_build(folder, index), 0) + _not_built(folder)
-            damage = Damage(left=tuple([*left, *_half_built(folder), *processes_of(folder)]), broken=tuple(broken))
+            damage = Damage(left=(*left, *_half_built(folder), *processes_of(folder)), broken=tuple(broken))
             yield Outcome(place, f"exit code {ended.code}, nothing half-built, built when the index is back", damage)
 
 
@@ -95,7 +95,7 @@ def builder_killed(campaign: Campaign) -> Iterator[Outcome]:
         process.wait()
         index.breaks_at, index.gone = "", False
         broken = promises(_build(folder, index), 0) + _not_built(folder)
-        damage = Damage(left=tuple([*_half_built(folder), *processes_of(folder)]), broken=tuple(broken))
+        damage = Damage(left=(*_half_built(folder), *processes_of(folder)), broken=tuple(broken))
         yield Outcome("while torch is fetched", "killed, the next one built it", damage)
 
 

@@ -1,13 +1,15 @@
 """What a campaign tells of each injected fault, and the places where it is injected."""
 
 import random
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from tests.faults.trial import Damage, Trial
+
+NOTHING = Damage()
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Outcome:
 
     moment: str
     happened: str
-    damage: Damage = Damage()
+    damage: Damage = NOTHING
     not_run: str = ""  # why it was not injected at all; then the rest says nothing
 
 
@@ -60,7 +62,7 @@ class Campaign:
         draw = self.random(fault)
         count = min(self.moments, len(numbers))
         edges = [round(part * len(numbers) / count) for part in range(count + 1)]
-        return [numbers[draw.randrange(low, high)] for low, high in zip(edges, edges[1:], strict=False)]
+        return [numbers[draw.randrange(low, high)] for low, high in pairwise(edges)]
 
 
 Fault = Callable[[Campaign], Iterator[Outcome]]
@@ -70,7 +72,3 @@ def named(call: str) -> str:
     """Shorten a call for a table: what is done to which file."""
     what, _, path = call.partition(" ")
     return f"{what} {'/'.join(Path(path).parts[-2:])}"
-
-
-def room(folder: Path) -> int:
-    return shutil.disk_usage(folder).free

@@ -1,8 +1,8 @@
 # ruff: noqa: T201 - printing is how a cell reports
 """A quick cell for fault campaigns: `python stand_in_cell.py <orders.json> <request.json> <result.json>`.
 
-It writes a schema-true result without torch and enters itself in a ledger, so that a cell run twice is seen. The runner,
-the store, the supervisor and the files around it are the real ones. No verdict is ever drawn from it.
+It writes a schema-true result without torch and enters itself in a ledger, so that a cell run twice is seen. Runner,
+store, supervisor and the files around it are the real ones. No verdict is ever drawn from it.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ def main(orders_path: Path, request_path: Path, result_path: Path) -> int:
             while True:
                 signal.pause()
         case "floods its log":
-            block = "".join(f"line {number} of a compiler that says everything it does\n" for number in range(20_000))
+            block = "".join(f"{number} of a compiler that says what it does{' and why' * 24}\n" for number in range(4_000))
             for _ in range(int(orders["flood_blocks"])):
                 sys.stdout.write(block)
         case "a line without end":

@@ -1,4 +1,4 @@
-"""A short campaign of `nox -s faults`: nothing is lost, nothing is left, and every promise about files and codes holds."""
+"""A short campaign of `nox -s faults`: nothing is lost, nothing is left, every promise about files and codes holds."""
 
 import pytest
 

@@ -75,7 +75,7 @@ class Trial:
     waits: tuple[str, ...] = ()  # a cell, and where it stands still while the gate is shut
     minutes: float = 1.0
     memory: str = "1g"
-    flood_blocks: int = 100
+    flood_blocks: int = 60  # of about a megabyte
     python: str = ""  # of another interpreter: then the cells are real ones
     probe: bool = False  # ask that interpreter first, as a run does
     variables: dict[str, str] = field(default_factory=dict)
@@ -88,9 +88,16 @@ class Trial:
     def give_orders(self) -> None:
         matrix = MATRIX.replace("MINUTES", f"{self.minutes:g}").replace("MEMORY", self.memory)
         (self.folder / "matrix.yaml").write_text(matrix, encoding="utf-8")
-        orders: dict[str, object] = {"ledger": str(self.ledger), "behaviours": self.behaviours, "flood_blocks": self.flood_blocks}
-        orders |= {"gate": str(self.gate), "waits": list(self.waits), "python": self.python, "probe": self.probe}
-        orders |= self.containers
+        orders = {
+            "ledger": str(self.ledger),
+            "behaviours": self.behaviours,
+            "flood_blocks": self.flood_blocks,
+            "gate": str(self.gate),
+            "waits": list(self.waits),
+            "python": self.python,
+            "probe": self.probe,
+            **self.containers,
+        }
         self.gate.touch()
         self.orders.write_text(json.dumps(orders), encoding="utf-8")
 
@@ -148,9 +155,14 @@ class Trial:
         said = self.folder / f"said-{time.monotonic_ns()}.txt"
         with said.open("w", encoding="utf-8") as output:
             process = subprocess.Popen(
-                words, cwd=self.folder, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                preexec_fn=limit,
-            )  # fmt: skip
+                words,
+                cwd=self.folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=limit,  # noqa: PLW1509 - a limit of the runner's own; nothing here takes a lock
+            )
         return Runner(process, said, self)
 
     # --- what there is ------------------------------------------------------------------------------------------------

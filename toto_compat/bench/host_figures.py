@@ -52,4 +52,3 @@ def _analyze_over_grep(folder: Path) -> BenchFigure:
         f"whole commands on a log of {log.stat().st_size // 10**6} MB, 10 runs each, interleaved; "
         + ("with hyperscan" if find_spec("hyperscan") else "without hyperscan"),
     )
-

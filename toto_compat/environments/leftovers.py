@@ -52,4 +52,3 @@ def runner_lives(label: str) -> bool:
     if host != platform.node() or not pid.isdigit() or (namespace and namespace != pid_namespace()):
         return True
     return process_start(int(pid)) == start
-

@@ -1,6 +1,6 @@
 """Names of temporary files and folders say who makes them, so that those of a killed process can be told and removed.
 
-The name is there from the first moment: there is no gap, as with a lock, in which a new file looks like an abandoned one.
+The name is there from the first moment: there is no gap, as with a lock, in which a new file looks abandoned.
 """
 
 import functools

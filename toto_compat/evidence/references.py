@@ -87,7 +87,8 @@ class ReferenceStore:
         with storage_errors(place, "written"):
             self.folder.mkdir(parents=True, exist_ok=True)
             # beside the folder of this source: a killed runner leaves no key that is half there
-            building = Path(tempfile.mkdtemp(prefix=f".building-references{made_by_this_process()}", dir=self.folder.parent))
+            prefix = f".building-references{made_by_this_process()}"
+            building = Path(tempfile.mkdtemp(prefix=prefix, dir=self.folder.parent))
             try:
                 write_references(building / "new", known.contents)
                 write_model(building / "new" / _TOLD, known.told)

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def _environment_mistakes(document: Document, folder: Path) -> Iterator[Mistake]
 
 
 def _word_mistakes(document: Document, name: str, environment: dict[str, Any]) -> Iterator[Mistake]:
-    accepted = {
+    accepted: dict[str, tuple[Callable[[str], object], str]] = {
         "xformers": (_is_version, "one exact version, such as 0.0.33"),
         "index": (_INDEX.fullmatch, "an address that begins with https://, http:// or file://"),
         "base_image": (_IMAGE.fullmatch, "the name of an image, such as python:3.11-slim"),

@@ -193,7 +193,8 @@ def read_left_file(path: str | Path, largest: int, *, in_folder: int | None = No
             raise OSError(errno.EFBIG, f"it is larger than {largest / 1e6:.0f} MB", str(path))
         with os.fdopen(handle, "rb", closefd=False) as file:
             file.seek(max(0, facts.st_size - largest))
-            return file.read(largest)
+            # not `largest`: so much would be allocated before anything is read
+            return file.read(min(largest, facts.st_size))
     finally:
         os.close(handle)
 

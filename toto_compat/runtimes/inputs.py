@@ -52,7 +52,8 @@ def with_inputs(request: CellRequest, seen: Callable[[Path, str], str]) -> CellR
         folder = seen(paths[0].parent, "symbols")
         changes["symbols"] = _below(request.symbols, folder, [path.name for path in paths])
     environment = request.environment  # for its provenance; a password in an address is none of the cell's business
-    shown = {"toto_ts": without_password(environment.toto_ts), "index": without_password(environment.index or "") or None}
+    index = environment.index and without_password(environment.index)
+    shown = {"toto_ts": without_password(environment.toto_ts), "index": index}
     changes["environment"] = environment.model_copy(update=shown)
     if request.checkpoint_folder is not None:
         changes["checkpoint_folder"] = seen(Path(request.checkpoint_folder), "checkpoint")

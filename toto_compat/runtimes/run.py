@@ -54,9 +54,7 @@ def run_prepared(
     for folder in (asked.results, cache_folder()):
         remove_abandoned(folder)
     with claimed_run(asked.results, asked.run, asked.profile) as run_folder:
-        _run_into(
-            run_folder, prepared, plan, selection, runtime=runtime, store=store, asked=asked, progress=progress
-        )
+        _run_into(run_folder, prepared, plan, selection, runtime=runtime, store=store, asked=asked, progress=progress)
     return run_folder
 
 

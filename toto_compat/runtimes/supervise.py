@@ -152,7 +152,7 @@ def start(command: list[str], group: "MemoryGroup | None") -> "subprocess.Popen[
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(_FIRST_FOR_THE_KERNEL))
 
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=prepare)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=prepare)  # noqa: PLW1509 - there are no threads
 
 
 def main(arguments: list[str]) -> int:
