@@ -38,8 +38,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "releases": ("toto_compat.releases.command:releases_command", "Torch releases against matrix.yaml; add one."),
     "schema": ("toto_compat.repro.schema:schema_command", "Print the JSON Schema of matrix.yaml, or of an incident."),
     "warm": ("toto_compat.production.warm:warm_command", "Compile what a service will need before it starts."),
-    "releases": ("toto_compat.matrix.releases:releases_command", "Torch releases that matrix.yaml does not have yet."),
-    "schema": ("toto_compat.matrix.load:schema_command", "Print the JSON Schema of matrix.yaml."),
     "doctor": ("toto_compat.runtimes.doctor:doctor_command", "What this machine can run, and how to get the rest."),
     "images": ("toto_compat.environments.images_command:images_command", "Container images: list, build, prune."),
     "fetch": (
