@@ -59,6 +59,19 @@ def release_hint(logged_from: str, limit_name: str = "") -> ReleaseHint | None:
     return None
 
 
+def limit_warning_lines() -> dict[str, int]:
+    """The line of `convert_frame.py` that the limit warning is logged from, by release, oldest first."""
+    table = load_log_lines()
+    found = {
+        release: line
+        for (file, line), statements in table.places.items()
+        for statement in statements
+        if file.endswith("/convert_frame.py") and _SAYS[EventKind.RECOMPILE_LIMIT] in statement.says
+        for release in statement.releases
+    }
+    return {release: found[release] for release in table.releases if release in found}
+
+
 def release_candidates(events: Iterable[Event]) -> list[Candidate]:
     """Rank the releases that these events may be of, best first; empty where no line says anything about it.
 

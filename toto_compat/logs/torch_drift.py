@@ -11,7 +11,7 @@ from itertools import pairwise
 from packaging.version import Version
 
 from toto_compat.contract.torch_releases import CONFIG_NAMES
-from toto_compat.logs.release_hint import LIMIT_WARNING_LINES
+from toto_compat.logs.release_hint import limit_warning_lines
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,10 @@ def drift_markdown() -> str:
         "",
         "| torch | prefix |",
         "|---|---|",
-        *(f"| {release} | `torch/_dynamo/convert_frame.py:{line}]` |" for line, release in LIMIT_WARNING_LINES.items()),
+        *(
+            f"| {release} | `torch/_dynamo/convert_frame.py:{line}]` |"
+            for release, line in limit_warning_lines().items()
+        ),
         "",
         "## Which Python dynamo takes",
         "",
