@@ -124,7 +124,7 @@ class Suite(Table):
     SPEED = (
         "speed",
         SuiteRule(
-            version=5, runners={Group.SPEED: "speed:run_speed"}, combine="speed_figures:combine", over_repeats=True
+            version=4, runners={Group.SPEED: "speed:run_speed"}, combine="speed_figures:combine", over_repeats=True
         ),
     )
     SYMBOLS = "symbols", SuiteRule(version=1, runners={Group.SYMBOLS: "symbols:run_symbols"}, needs_symbols=True)
