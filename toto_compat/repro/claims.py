@@ -175,8 +175,8 @@ def _deciding_figure(claim: Claim, cell: StoredCell) -> Figure | None:
         return _figure(claim, cell)
     evidence = cell.evidence.get(Suite.SYMBOLS)
     rows = evidence.details.get("symbols", []) if evidence and evidence.outcome is Outcome.MEASURED else []
-    row: dict[str, float | None] = next((row for row in rows if row.get("symbol") == claim.symbol), {})
-    return Figure(value=row.get(claim.column))
+    values: list[float | None] = [row.get(claim.column) for row in rows if row.get("symbol") == claim.symbol]
+    return Figure(value=values[0]) if values else None
 
 
 def _figure(claim: Claim, cell: StoredCell) -> Figure | None:
