@@ -49,6 +49,8 @@ def test_a_bundle_replays_in_an_empty_folder_and_its_script_showed_the_same(tmp_
     assert "function: 'positional_embedding'" in printed
     assert any(name.startswith("trace/") for name in manifest.files)
 
+    an_incident_from_its_log_reproduces_it(here, tmp_path / "out" / "cell.log")
+
     (here / "b.zip").rename(there / "b.zip")
     replayed = repro(there, "b.zip")
     assert replayed.returncode == ExitCode.OK, replayed.stdout + replayed.stderr
@@ -56,3 +58,16 @@ def test_a_bundle_replays_in_an_empty_folder_and_its_script_showed_the_same(tmp_
     assert "every hash as in its manifest" in replayed.stderr
     assert "packages  the bundle's own" in replayed.stderr
     assert list(there.iterdir()) == [there / "b.zip"]
+
+
+def an_incident_from_its_log_reproduces_it(here: Path, log: Path) -> None:
+    # production says how it compiles before anything else; a cell does not
+    said = "Using torch.compile for Toto (mode=default, backend=eager)\n"
+    (here / "prod.log").write_text(said + log.read_text(encoding="utf-8"), encoding="utf-8")
+    matrix = ("--matrix", str(ROOT / "matrix.yaml"))
+    written = repro(here, "--from-log", "prod.log", "-o", "again.yaml", *matrix)
+    assert written.returncode == ExitCode.OK, written.stderr
+    assert "2.13.0: certain" in written.stdout
+    again = repro(here, "again.yaml", *matrix)
+    assert again.returncode == ExitCode.OK, again.stdout + again.stderr
+    assert again.stdout.rstrip().endswith("REPRODUCED")
