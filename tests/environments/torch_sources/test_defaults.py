@@ -108,7 +108,8 @@ class Code:
 
 
 def test_a_value_that_changes_its_type_begins_a_new_span_and_a_gap_ends_one() -> None:
-    read = {"2.9.0": {"a": 1, "b": 1}, "2.10.0": {"a": True}, "2.11.0": {"a": True, "b": 1}}
+    old: dict[str, object] = {"a": 1, "b": 1}
+    read = {"2.9.0": old, "2.10.0": {"a": True}, "2.11.0": {"a": True, "b": 1}}
     table = document(read)
     assert table["releases"] == ["2.9.0", "2.10.0", "2.11.0"]
     assert table["defaults"] == {
