@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from toto_compat.errors import ExitCode
-from toto_compat.repro.archive import unpack
+from toto_compat.repro.archive import unpack, write_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +27,9 @@ expect:
 """
 
 
-def repro(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def repro(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "toto_compat.cli", "repro", *words, "--runtime", "venv"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **more}
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
 
 
@@ -49,6 +49,8 @@ def test_a_bundle_replays_in_an_empty_folder_and_its_script_showed_the_same(tmp_
     assert "function: 'positional_embedding'" in printed
     assert any(name.startswith("trace/") for name in manifest.files)
 
+    an_incident_from_its_log_reproduces_it(here, tmp_path / "out" / "cell.log")
+
     (here / "b.zip").rename(there / "b.zip")
     replayed = repro(there, "b.zip")
     assert replayed.returncode == ExitCode.OK, replayed.stdout + replayed.stderr
@@ -56,3 +58,30 @@ def test_a_bundle_replays_in_an_empty_folder_and_its_script_showed_the_same(tmp_
     assert "every hash as in its manifest" in replayed.stderr
     assert "packages  the bundle's own" in replayed.stderr
     assert list(there.iterdir()) == [there / "b.zip"]
+
+
+def an_incident_from_its_log_reproduces_it(here: Path, log: Path) -> None:
+    # production says how it compiles before anything else; a cell does not
+    said = "Using torch.compile for Toto (mode=default, backend=eager)\n"
+    (here / "prod.log").write_text(said + log.read_text(encoding="utf-8"), encoding="utf-8")
+    matrix = ("--matrix", str(ROOT / "matrix.yaml"))
+    written = repro(here, "--from-log", "prod.log", "-o", "again.yaml", *matrix)
+    assert written.returncode == ExitCode.OK, written.stderr
+    assert "2.13.0: certain" in written.stdout
+    again = repro(here, "again.yaml", *matrix)
+    assert again.returncode == ExitCode.OK, again.stdout + again.stderr
+    assert again.stdout.rstrip().endswith("REPRODUCED")
+
+
+def test_a_bundle_whose_pins_do_not_exist_says_which(tmp_path: Path) -> None:
+    matrix = (ROOT / "matrix.yaml").read_text(encoding="utf-8").replace('torch: "2.13.0"', 'torch: "2.99.0"')
+    files = {
+        "incident.yaml": INCIDENT.replace("2.13.0", "2.99.0").encode(),
+        "matrix.yaml": matrix.replace("torch-2.13.0", "torch-2.99.0").encode(),
+    }
+    write_bundle(tmp_path / "b.zip", {"made_by": "1", "cell": "x", "shows": "REPRODUCED"}, files)
+    # no index: what exists nowhere need not be looked for far away
+    refused = repro(tmp_path, "b.zip", TOTO_COMPAT_CACHE=str(tmp_path / "cache"), PIP_NO_INDEX="1")
+    assert refused.returncode == ExitCode.ENVIRONMENT, refused.stdout + refused.stderr
+    assert "torch==2.99.0" in refused.stderr
+    assert "Traceback" not in refused.stderr

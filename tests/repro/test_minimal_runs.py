@@ -55,7 +55,7 @@ def printed_by(cache: str, folder: Path, workload: Workload, settings: CompileSe
 
 
 def test_list_index_prints_productions_warning(tmp_path: Path) -> None:
-    workload = Workload(context=(128, 256), horizon=(96,), batches=(1,), sampling=("2/1",))
+    workload = Workload(context=(64, 96), horizon=(64,), batches=(1,), sampling=("2/1",))
     printed = printed_by("list_index", tmp_path, workload, CompileSettings(backend="eager"))
     assert "torch._dynamo hit config.recompile_limit (8)" in printed
     assert "function: 'positional_embedding'" in printed

@@ -130,9 +130,9 @@ def failing_frames(result: CellResult) -> set[str]:
 
 def _told(event: Event) -> str:
     head = f"[{event.compile_id}] " if event.compile_id else ""
-    limit = f" {event.limit_name} ({event.limit})" if event.limit else ""
+    what = f"hit {event.limit_name or event.kind.value} ({event.limit})" if event.limit else event.kind.value
     where = f" in '{event.function}' ({event.file}:{event.line})" if event.function else ""
-    return f"{head}{event.kind.value}{limit}{where}: {event.reason}"
+    return f"{head}{what}{where}: {event.reason}"
 
 
 # --- the parts --------------------------------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ import ast
 import pprint
 import textwrap
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from string import Template
 
 from toto_compat.contract.caches import CACHES
 from toto_compat.contract.request import CellRequest, Workload
+from toto_compat.environments.requirements import requirements_of
 from toto_compat.errors import TotoCompatError
 from toto_compat.matrix.user_cache import split_source
 
@@ -30,11 +32,15 @@ def minimal_script(request: CellRequest, *, title: str, python: str, toto_ts: st
     template = Template((resources.files("toto_compat.repro") / "minimal_script.txt").read_text(encoding="utf-8"))
     torch = request.environment.torch
     release = toto_ts or request.environment.toto_ts
+    wanted, code = requirements_of(request.environment), cache_code(request)
     text = template.substitute(
         title=_plain(title),
         needs="torch and toto-ts",
-        # toto-ts pins another torch: it goes in without its dependencies, what it imports beside it
-        install=f"torch=={torch} && pip install --no-deps toto-ts=={_plain(release)}",
+        # toto-ts pins another torch: it goes in without its dependencies, after what it imports
+        install=" ".join(f"'{one}'" if "<" in one or ">" in one else one for one in (wanted.torch, *wanted.others)),
+        bare=_plain(f"toto-ts=={release}"),
+        typing="from typing import Any\n" if code.needs_typing else "",
+        tensor="from torch import Tensor\n" if code.needs_typing else "",
         torch=torch,
         python=_plain(python or request.environment.python),
         where=request.environment.build,
@@ -49,7 +55,7 @@ def minimal_script(request: CellRequest, *, title: str, python: str, toto_ts: st
         forecasts=pprint.pformat(planned_forecasts(workload), width=100),
         variates=workload.variates,
         shapes=_shapes(),
-        cache_code=cache_code(request),
+        cache_code=code.text,
         seed=workload.seed,
         model=workload.model,
         settings=textwrap.indent(_settings(request), "    "),
@@ -111,11 +117,19 @@ def _shapes() -> str:
     return "\n\n".join(_assigned(source, name) for name in ("_COMMON", "SHAPES"))
 
 
-def cache_code(request: CellRequest) -> str:
-    """The code of the cell's cache and a line `CACHE = ...`."""
+@dataclass(frozen=True)
+class CacheCode:
+    """The code of a cache and a line `CACHE = ...`."""
+
+    text: str
+    needs_typing: bool = False  # Any and Tensor
+
+
+def cache_code(request: CellRequest) -> CacheCode:
+    """Read the code of the cell's cache; NoMinimalScript where it is more than a class."""
     name = request.cache.name
     if request.cache.source != "builtin":
-        return _user_cache_code(request.cache.source)
+        return CacheCode(_user_cache_code(request.cache.source))
     row = CACHES.get(name)
     if row is None or row.kind != "whole_model":
         what = f"cache {name} is a model of its own: {row.code}" if row else f"{name} is a cache broken on purpose"
@@ -124,11 +138,11 @@ def cache_code(request: CellRequest) -> str:
             hint="replay the bundle instead: toto-compat repro BUNDLE",
         )
     if name == "upstream":
-        return "CACHE = KVCache  # toto-ts's own"
+        return CacheCode("CACHE = KVCache  # toto-ts's own")
     module, _, class_name = row.code.partition(":")
     source = _source(f"{module.replace('.', '/')}.py")
     needed = [_defined(source, one) for one in ("_slots", class_name)]
-    return "\n\n\n".join(["from typing import Any\n\nfrom torch import Tensor", *needed, f"CACHE = {class_name}"])
+    return CacheCode("\n\n\n".join(["", *needed, f"CACHE = {class_name}"]).lstrip("\n"), needs_typing=True)
 
 
 def _user_cache_code(source: str) -> str:

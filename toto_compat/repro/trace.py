@@ -79,31 +79,38 @@ def _traced(folder: Path, frames: frozenset[str]) -> tuple[dict[str, bytes], lis
     if trace.stat().st_size > _LARGEST_TRACE:
         return {}, [f"TORCH_TRACE was left out: {trace.stat().st_size / 1e6:.0f} MB"]
     files = {"trace/dedicated_log_torch_trace_minimal.log": _redacted(trace.read_bytes())}
-    page = folder / "page"
     try:
-        program = tlparse_program()
-        done = subprocess.run(
-            [program, "--no-browser", "-o", str(page), str(trace)],
-            capture_output=True,
-            text=True,
-            timeout=_TLPARSE_SECONDS,
-            check=False,
-        )
+        # the page is for people; the code is taken from plain text
+        page, plain = (_tlparsed(trace, folder / name, *options) for name, options in _READINGS.items())
     except (InputError, subprocess.TimeoutExpired, OSError) as error:
-        return files, [f"tlparse's page was not made: {error}"]
-    if done.returncode or not (page / "index.html").is_file():
-        said = (done.stderr.strip().splitlines() or ["it wrote no page"])[-1]
-        return files, [f"tlparse's page was not made: {redact(said)[:200]}"]
-    pages = {path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()}
+        return files, [f"tlparse's page was not made: {redact(str(error))[:300]}"]
     notes = []
-    if len(pages) > _MOST_FILES or sum(path.stat().st_size for path in pages.values()) > _LARGEST_PAGE:
-        notes.append(f"tlparse's page was left out: {len(pages)} files; `tlparse trace/*.log` makes it")
+    if len(page) > _MOST_FILES or sum(path.stat().st_size for path in page.values()) > _LARGEST_PAGE:
+        notes.append(f"tlparse's page was left out: {len(page)} files; `tlparse trace/*.log` makes it")
     else:
-        files |= {f"trace/tlparse/{_member(name)}": _redacted(path.read_bytes()) for name, path in pages.items()}
-    code = dict(_generated_code(pages, frames))
+        files |= {f"trace/tlparse/{_member(name)}": _redacted(path.read_bytes()) for name, path in page.items()}
+    code = dict(_generated_code(plain, frames))
     if not code:
         notes.append("no generated code: nothing of the failing function reached inductor")
     return {**files, **code}, notes
+
+
+_READINGS: Mapping[str, tuple[str, ...]] = {"page": (), "plain": ("--plain-text",)}
+
+
+def _tlparsed(trace: Path, out: Path, *options: str) -> dict[str, Path]:
+    """Read a trace with tlparse; the files that it wrote, by their names below its folder."""
+    done = subprocess.run(
+        [tlparse_program(), "--no-browser", *options, "-o", str(out), str(trace)],
+        capture_output=True,
+        text=True,
+        timeout=_TLPARSE_SECONDS,
+        check=False,
+    )
+    if done.returncode or not (out / "index.html").is_file():
+        said = (done.stderr.strip().splitlines() or ["it wrote no page"])[-1]
+        raise InputError(said)
+    return {path.relative_to(out).as_posix(): path for path in sorted(out.rglob("*")) if path.is_file()}
 
 
 def _generated_code(pages: Mapping[str, Path], frames: frozenset[str]) -> Iterator[tuple[str, bytes]]:
