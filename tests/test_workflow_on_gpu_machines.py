@@ -60,7 +60,7 @@ def test_an_old_driver_gets_what_it_can_run_and_reads_what_it_cannot(
 ) -> None:
     smi.install(tmp_path, monkeypatch, [RTX_5090])
     text = plan()
-    assert environments(text) == [PRODUCTION]
+    assert environments(text) == [PRODUCTION, "torch-2.10.0-cu128"], "the newest of CUDA 12"
     assert f"{NEWEST} is not in the default plan: driver 570.86.16 is too old for cu132: CUDA 13 needs 580" in text
 
 

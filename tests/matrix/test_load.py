@@ -82,11 +82,17 @@ def test_the_shipped_file_loads_and_has_the_environments_promised() -> None:
     matrix = load_matrix(SHIPPED)
     assert list(matrix.environments) == [
         "torch-2.13.0-cpu",
+        "torch-2.3.1-cu121",
+        "torch-2.4.1-cu121",
+        "torch-2.5.1-cu124",
+        "torch-2.6.0-cu124",
         "torch-2.7.0-cu126",
         "torch-2.8.0-cu128",
         "torch-2.9.0-cu128",
+        "torch-2.10.0-cu128",
         "torch-2.11.0-cu130",
         "torch-2.13.0-cu130",
+        "torch-2.14.1-cu130",
         "torch-2.15.0-cu132",
     ]
     assert set(matrix.gates) == {gate for gate in Gate if gate.rule.default}

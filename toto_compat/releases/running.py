@@ -50,14 +50,14 @@ def pruned_after(matrix: Matrix, name: str, runtime: Runtime, *, keep: bool) -> 
     """Remove the virtualenv of an environment if the block had it built: 5 to 7 GB, and no more than one at a time."""
     environment = matrix.environments[name]
     built_here = runtime.lock_of(name, environment) is None and not keep
-    cached = os.environ.get(_NO_CACHE)
-    if built_here:
+    sets_no_cache = built_here and _NO_CACHE not in os.environ
+    if sets_no_cache:
         os.environ[_NO_CACHE] = "1"  # else pip keeps the gigabytes that are removed below
     try:
         yield
     finally:
-        if built_here and cached is None:
-            os.environ.pop(_NO_CACHE, None)
+        if sets_no_cache:
+            del os.environ[_NO_CACHE]
         folder = venv_folder(name, environment)
         if built_here and folder.exists():
             started = time.monotonic()
