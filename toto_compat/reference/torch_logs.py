@@ -84,6 +84,11 @@ def read_counts(run_folder: Path) -> LogCounts:
     return read_model(path, LogCounts) if path.exists() else LogCounts()
 
 
+def can_be_counted(cell: StoredCell) -> bool:
+    """Tell whether the cell has a count of its own to hold another against: other suites may have failed."""
+    return _figure(cell, "recompiles_logged") is not None
+
+
 def is_counted(run_folder: Path, cell: StoredCell) -> bool:
     return any(one.cell == cell.cell and one.of_result == cell.stored for one in read_counts(run_folder).counts)
 
