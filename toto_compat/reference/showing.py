@@ -52,7 +52,7 @@ def readme_block(judged: JudgedRun, counts: Sequence[LogCount]) -> str:
     releases = sorted({torch_release(cell) for cell in judged.cells}, key=Version)
     span = releases[0] if len(releases) == 1 else f"{len(releases)} releases, {releases[0]} to {releases[-1]}"
     lines = [
-        f"Measured on {span}, in virtualenvs on a CPU with two cores, profile `{judged.run.info.profile}` "
+        f"Measured on {span}, {_where(judged)}, profile `{judged.run.info.profile}` "
         f"([the run](results/reference/{SHOWN})):",
         "",
         release_table(judged.cells),
@@ -64,6 +64,15 @@ def readme_block(judged: JudgedRun, counts: Sequence[LogCount]) -> str:
         plain_markdown(judged.decision.sentence),
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _where(judged: JudgedRun) -> str:
+    """Say on what kind of machine the cells ran, as they themselves recorded it."""
+    places = [cell.result.provenance for cell in judged.cells]
+    runtimes = {"venv": "virtualenvs", "docker": "containers"}
+    runtime = " and ".join(sorted({runtimes.get(place.runtime, place.runtime) for place in places}))
+    cores = sorted({place.cores for place in places})
+    return f"in {runtime} on a CPU with {' or '.join(map(str, cores))} cores"
 
 
 def release_table(cells: Sequence[JudgedCell]) -> str:
