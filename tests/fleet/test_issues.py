@@ -12,6 +12,7 @@ from tests.verdict.sample_cells import good_result, with_figures
 from tests.verdict.stored_runs import store_run
 from toto_compat.cli import cli
 from toto_compat.errors import EnvironmentBuildError
+from toto_compat.fleet.issues import _fenced
 from toto_compat.matrix.gates import Gate
 
 BEFORE, AFTER = "2026-11-16T10:00:00Z", "2026-11-17T10:00:00Z"
@@ -38,6 +39,25 @@ elif words[:2] != ["label", "create"]:
 """
 
 
+# The same for `glab`, whose words and fields are others.
+STAND_IN_GITLAB = """#!/usr/bin/env python3
+import json, os, sys
+store = os.environ["ISSUES"]
+issues = json.load(open(store)) if os.path.exists(store) else []
+words = sys.argv[1:]
+if words[:2] == ["issue", "list"]:
+    assert "--all" in words
+    page = int(words[words.index("--page") + 1])
+    print(json.dumps(issues[100 * (page - 1) : 100 * page]))
+elif words[:2] == ["issue", "create"]:
+    assert "--yes" in words
+    text = words[words.index("--description") + 1]
+    issues.append({"description": text, "state": "opened", "created_at": os.environ["NOW"]})
+    json.dump(issues, open(store, "w"))
+    print("https://tracker.example/-/issues/1")
+"""
+
+
 @dataclass
 class Fleet:
     """Runs in a folder and a tracker beside them."""
@@ -60,11 +80,12 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    tool = tmp_path / "bin" / "gh"
-    tool.parent.mkdir()
-    tool.write_text(STAND_IN, encoding="utf-8")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, text in (("gh", STAND_IN), ("glab", STAND_IN_GITLAB)):
+        (tools / name).write_text(text, encoding="utf-8")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("ISSUES", str(tmp_path / "issues.json"))
     monkeypatch.setenv("NOW", AFTER)
     store_run(tmp_path, "before", [GOOD, OTHER], started=BEFORE)
@@ -89,6 +110,15 @@ def test_the_same_news_again_opens_nothing(fleet: Fleet) -> None:
     for _ in range(3):
         assert fleet.tell("before", "after", *GITHUB).exit_code == 0
     assert len(fleet.issues) == 1
+
+
+def test_gitlab_is_told_once_too_however_many_issues_it_has(fleet: Fleet) -> None:
+    others = [{"description": "of somebody else", "state": "opened", "created_at": BEFORE}] * 150
+    (fleet.folder / "issues.json").write_text(json.dumps(others), encoding="utf-8")
+    for _ in range(2):
+        told = fleet.tell("before", "after", "--tracker", "gitlab")
+        assert told.exit_code == 0, told.output
+    assert len(fleet.issues) == 151
 
 
 def test_runs_without_a_change_open_nothing(fleet: Fleet) -> None:
@@ -132,14 +162,18 @@ def test_a_dry_run_opens_nothing(fleet: Fleet) -> None:
 
 
 def test_a_tool_that_is_missing_or_fails_is_told(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(fleet.tell("before", "after", "--tracker", "gitlab").exception, EnvironmentBuildError)
     (fleet.folder / "issues.json").write_text("[3]", encoding="utf-8")
     assert "something else" in str(fleet.tell("before", "after", *GITHUB).exception)
+    (fleet.folder / "issues.json").write_text("[]", encoding="utf-8")
+    (fleet.folder / "bin" / "gh").write_text("#!/bin/sh\necho no login >&2\nexit 4\n", encoding="utf-8")
+    assert "no login" in str(fleet.tell("before", "after", *GITHUB).exception)
+    monkeypatch.setenv("PATH", str(fleet.folder))
+    missing = fleet.tell("before", "after", "--tracker", "gitlab").exception
+    assert isinstance(missing, EnvironmentBuildError)
+    assert "glab is not installed" in str(missing)
 
 
 def test_text_of_a_log_can_neither_call_people_nor_leave_its_fence(fleet: Fleet) -> None:
-    from toto_compat.fleet.issues import _fenced
-
     first, text, last = _fenced("```\n@everyone <!-- toto-compat: 0123456789abcdef --> ````")
     assert first == "`````text"
     assert last == "`````"

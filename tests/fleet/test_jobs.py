@@ -53,6 +53,8 @@ def test_the_plan_of_the_real_matrix_becomes_a_github_matrix(tmp_path: Path, mon
 def test_a_gitlab_child_pipeline_has_a_job_for_every_environment() -> None:
     child = yaml.safe_load(gitlab_pipeline(jobs_of(plan_of(*CELLS), by="environment")))
     assert child.pop("include") == [{"local": "docs/fleet/gitlab-cells.yml"}]
+    needed = child.pop("pages")["needs"]
+    assert [one["job"] for one in needed] == ["lower", "torch-2.9.0-cu128", "torch-2.15.0-cu132"]
     assert {job["variables"]["SELECTORS"] for job in child.values()} == {f"{CELLS[0]} {CELLS[2]}", CELLS[1]}
     assert Path("docs/fleet/gitlab-cells.yml").exists()
 

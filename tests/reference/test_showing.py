@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.verdict.sample_cells import good_result, with_figures
+from tests.verdict.stored_runs import judged_run
 from toto_compat.cli import cli
 from toto_compat.errors import ExitCode, InputError
 from toto_compat.evidence.store import cell_path, load_run, read_cell, write_cell
@@ -14,6 +16,7 @@ from toto_compat.reference.showing import (
     BEGIN,
     END,
     identity,
+    in_short,
     judged_reference,
     stale_showing,
     stamp_of,
@@ -98,3 +101,16 @@ def test_a_dry_run_says_time_and_disk_and_changes_nothing(tmp_path: Path, monkey
     assert "GB of disk at a time" in result.stdout
     assert "min" in result.stdout
     assert load_run(REFERENCE / "cpu") == before
+
+
+def test_the_answer_in_short_names_release_cache_mode_device_and_kind_of_evidence() -> None:
+    bad = with_figures(good_result(torch="2.9.0"), {Gate.RECOMPILES: 3.0})
+    judged = judged_run(bad, good_result(torch="2.13.0"), good_result(torch="2.15.0"))
+    assert in_short(judged) == (
+        "on the CPU `fixed_size/default` passes since torch 2.13.0, measured; on CUDA nothing is measured."
+    )
+
+
+def test_a_cache_that_regressed_does_not_pass_in_short() -> None:
+    bad = with_figures(good_result(torch="2.15.0"), {Gate.RECOMPILES: 3.0})
+    assert "no cache passes on the newest release" in in_short(judged_run(good_result(torch="2.13.0"), bad))

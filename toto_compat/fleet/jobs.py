@@ -95,6 +95,9 @@ def gitlab_pipeline(jobs: Sequence[Job]) -> str:
     document: dict[str, Any] = {"include": [{"local": CHILD_TEMPLATE}]}
     for job in jobs:
         document[job.name] = {"extends": ".cells", "variables": {"SELECTORS": job.selectors, "RUN": job.artifact}}
+    # what was compiled for CUDA lies in the pipeline that starts this one
+    lowered = {"pipeline": "$PARENT_PIPELINE_ID", "job": "lower"}
+    document["pages"] = {"needs": [lowered, *({"job": job.name} for job in jobs)]}
     return yaml.safe_dump(document, sort_keys=False, width=1000)
 
 

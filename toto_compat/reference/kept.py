@@ -1,5 +1,6 @@
 """The runs of results/reference: what they hold, what of it is stale, and how a new cell gets in."""
 
+import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -116,7 +117,7 @@ def keep(folder: Path, name: str, matrix: Matrix, *, profile: str, cells: Iterab
         matrix_file="matrix.yaml",
         matrix_hash=matrix_hash(matrix),
         git_revision=revision if added else before.git_revision if before else "",
-        host=before.host if before else "",
+        host=platform.node() if added else before.host if before else "",
         started=before.started if before else utc_now(),
         finished=utc_now() if added else before.finished if before else "",
     )

@@ -10,18 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch._dynamo import symbolic_convert
-
-from toto_compat.cell.quiet import QuietLock
-from toto_compat.cell.suites.recompile_plan import PlannedForecast, plan_forecasts
-from toto_compat.cell.trial import Trial
 from toto_compat.contract.request import CellRequest, patches
 
-BEGIN = "== forecast "
+BEGIN = "== forecast "  # written between torch's lines
 
 
-def take(trial: Trial, model: Any, planned: PlannedForecast) -> None:
+def take(trial: Any, model: Any, planned: Any) -> None:
+    """Take one forecast as the recompile suite takes it."""
+    # here and not above: the host reads the top of this file without torch
+    import torch
+
     context, horizon = (patches(points, model.patch_size) for points in (planned.context, planned.horizon))
     series = trial.series(model.patch_size, context, horizon, batch=planned.batch, variates=planned.variates)
     if planned.samples:
@@ -35,19 +33,30 @@ def take(trial: Trial, model: Any, planned: PlannedForecast) -> None:
 
 def log_repeated_breaks() -> None:
     """Up to 2.5 the log leaves out a break that it had before, later ones shorten it: have every one written."""
+    # torch, see above
+    from torch._dynamo import symbolic_convert
+
     checker = getattr(symbolic_convert, "graph_break_dup_warning_checker", None)
     if checker is not None:
         checker.add = lambda _key: True
 
 
 def main(request_file: str) -> None:
+    # torch, see above
+    import torch
+
+    from toto_compat.cell.quiet import QuietLock
+    from toto_compat.cell.suites.recompile_plan import plan_forecasts
+    from toto_compat.cell.trial import Trial
+
     request = CellRequest.model_validate_json(Path(request_file).read_bytes())
     torch.set_num_threads(request.limits.threads)
     log_repeated_breaks()
     trial = Trial.of(request, QuietLock(None))
     model = trial.compiled(batch_sizes=trial.batch_sizes)
     for planned in plan_forecasts(trial.workload):
-        print(f"{BEGIN}{planned.name}", file=sys.stderr, flush=True)  # noqa: T201 - between torch's lines, on their stream
+        sys.stderr.write(f"{BEGIN}{planned.name}\n")
+        sys.stderr.flush()
         take(trial, model, planned)
 
 

@@ -17,7 +17,7 @@ from toto_compat.matrix.selection import select_cells
 from toto_compat.reference.disk import BuiltHere
 from toto_compat.reference.kept import KeptRow, State, keep, kept_row
 from toto_compat.reference.plan import PlannedRow, ReferencePlan, lacking_environment, planned_rows
-from toto_compat.reference.torch_logs import LogCount, add_count, count_by_log, is_counted
+from toto_compat.reference.torch_logs import LogCount, add_count, can_be_counted, count_by_log, is_counted
 from toto_compat.runtimes.machine import core_count
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.plan import Plan, plan_run
@@ -156,7 +156,7 @@ def _count(making: Making, row: PlannedRow, built: BuiltHere, made: Made) -> Non
     if not path.exists():
         return
     cell = read_cell(path)
-    if cell.could_not_run or is_counted(making.folder / row.run, cell):
+    if not can_be_counted(cell) or is_counted(making.folder / row.run, cell):
         return
     say(f"reference: {row.cell} once more, counted by TORCH_LOGS")
     built.announce(row.cell.environment, cell.request.environment, making.plan.most_disk_gb * 10**9)

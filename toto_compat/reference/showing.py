@@ -12,6 +12,7 @@ from pathlib import Path
 from packaging.version import Version
 from tabulate import tabulate
 
+from toto_compat.contract.request import Device
 from toto_compat.errors import InputError
 from toto_compat.evidence.files import read_bytes, storage_errors, write_atomically
 from toto_compat.evidence.store import Run, load_run
@@ -52,7 +53,9 @@ def readme_block(judged: JudgedRun, counts: Sequence[LogCount]) -> str:
     releases = sorted({torch_release(cell) for cell in judged.cells}, key=Version)
     span = releases[0] if len(releases) == 1 else f"{len(releases)} releases, {releases[0]} to {releases[-1]}"
     lines = [
-        f"Measured on {span}, in virtualenvs on a CPU with two cores, profile `{judged.run.info.profile}` "
+        f"**In short**: {in_short(judged)}",
+        "",
+        f"Measured on {span}, {_where(judged)}, profile `{judged.run.info.profile}` "
         f"([the run](results/reference/{SHOWN})):",
         "",
         release_table(judged.cells),
@@ -64,6 +67,33 @@ def readme_block(judged: JudgedRun, counts: Sequence[LogCount]) -> str:
         plain_markdown(judged.decision.sentence),
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def in_short(judged: JudgedRun) -> str:
+    """One sentence: since which release, with which cache and mode, on which device, by what kind of evidence."""
+    told = []
+    for device, decision in judged.decision.devices.items():
+        name = "the CPU" if device is Device.CPU else "CUDA"
+        good = [one for one in (decision.contender, *decision.contenders) if one and one.history.good_since]
+        rows = [cell for cell in judged.cells if cell.result.request.speaks_of is device]
+        if good:
+            told.append(f"on {name} `{good[0].name}` passes since torch {good[0].history.good_since}, measured")
+        elif any(cell.verdict is Status.FAIL for cell in rows):
+            told.append(f"on {name} no cache passes on the newest release that was measured")
+        elif rows:
+            told.append(f"on {name} nothing is measured; {len(rows)} rows were compiled for it without a GPU")
+        else:
+            told.append(f"on {name} nothing is measured")
+    return "; ".join(sorted(told, key=lambda one: "nothing" in one)) + "."
+
+
+def _where(judged: JudgedRun) -> str:
+    """Say on what kind of machine the cells ran, as they themselves recorded it."""
+    places = [cell.result.provenance for cell in judged.cells]
+    runtimes = {"venv": "virtualenvs", "docker": "containers"}
+    runtime = " and ".join(sorted({runtimes.get(place.runtime, place.runtime) for place in places}))
+    cores = sorted({place.cores for place in places})
+    return f"in {runtime} on a CPU with {' or '.join(map(str, cores))} cores"
 
 
 def release_table(cells: Sequence[JudgedCell]) -> str:
@@ -157,10 +187,9 @@ def show(folder: Path, project: Path, runs: Sequence[str]) -> list[str]:
         block = readme_block(judged, read_counts(folder / SHOWN).counts)
         write_atomically(readme, with_block(read_bytes(readme).decode(), block, readme))
     camera = project / "docs" / "screenshot.py"
-    if camera.exists():
-        told += _take_picture(
-            camera, folder / SHOWN / "compatibility.html", project / "docs" / "report.png", identity(judged)
-        )
+    picture = project / "docs" / "report.png"
+    if camera.exists() and not (picture.exists() and stamp_of(read_bytes(picture)) == identity(judged)):
+        told += _take_picture(camera, folder / SHOWN / "compatibility.html", picture, identity(judged))
     return told
 
 

@@ -21,6 +21,7 @@ from toto_compat.contract.suites import Suite
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.files import read_model, write_model
 from toto_compat.evidence.store import StoredCell
+from toto_compat.reference import logged_forecasts
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.progress import say
 
@@ -29,9 +30,6 @@ COUNTS_FILE = "torch_logs.json"
 _RECOMPILE = re.compile(r"\[__recompiles\] Recompiling function ")
 _GRAPH_BREAK = re.compile(r"\[__graph_breaks\] Graph break(?::| in user code| \()")
 _SECONDS = 3600.0
-# Run by an environment's interpreter; it imports torch, so that nothing here imports it.
-_FORECASTS = Path(__file__).with_name("logged_forecasts.py")
-_BEGIN = "== forecast "  # what that writes between torch's lines
 
 
 class TwoCounts(StrictModel):
@@ -84,6 +82,11 @@ def read_counts(run_folder: Path) -> LogCounts:
     return read_model(path, LogCounts) if path.exists() else LogCounts()
 
 
+def can_be_counted(cell: StoredCell) -> bool:
+    """Tell whether the cell has a count of its own to hold another against: other suites may have failed."""
+    return _figure(cell, "recompiles_logged") is not None
+
+
 def is_counted(run_folder: Path, cell: StoredCell) -> bool:
     return any(one.cell == cell.cell and one.of_result == cell.stored for one in read_counts(run_folder).counts)
 
@@ -103,7 +106,7 @@ def count_by_log(cell: StoredCell) -> LogCount:
         specification, log = folder / "request.json", folder / "torch.log"
         specification.write_text(_own(request, folder).model_dump_json(by_alias=True), encoding="utf-8")
         # the file itself, with -P: the staged source holds only what cells run
-        words = ("{python}", "-P", str(_FORECASTS), str(specification))
+        words = ("{python}", "-P", str(logged_forecasts.__file__), str(specification))
         command = runtime.attached(prepared, words, folder, terminal=False)
         variables = {
             **command.variables,
@@ -123,7 +126,7 @@ def count_by_log(cell: StoredCell) -> LogCount:
 
 def counted(cell: StoredCell, text: str, code: int) -> LogCount:
     """Hold what a log tells against what the cell counted."""
-    if _BEGIN not in text:
+    if logged_forecasts.BEGIN not in text:
         raise EnvironmentBuildError(
             f"{cell.cell}: no forecast was taken under TORCH_LOGS:\n    " + "\n    ".join(text.splitlines()[-8:])
         )
