@@ -25,11 +25,9 @@ from toto_compat.workflow import sigterm_as_interrupt
 def watch_again(run_folder: Path, progress: Progress) -> Watch:
     """Take up a run where its files say it is: what arrives goes where its own runner would have put it."""
     exchange, store = exchange_of(run_folder), CellStore(cache_folder() / "evidence")
-    have = {cell.cell for cell in load_run(run_folder).cells}
 
     def hand_over(task: Submission, done: FinishedCell) -> None:
-        if task.cell not in have:
-            keep_cell(done, task.key, run_folder, store, progress.note)
+        keep_cell(done, task.key, run_folder, store, progress.note)
 
     return Watch(
         exchange,
@@ -38,6 +36,7 @@ def watch_again(run_folder: Path, progress: Progress) -> Watch:
         keep_log=lambda cell, log: keep_log(cell, log, run_folder, progress),
         hand_over=hand_over,
         submit_again=submit,
+        ended=frozenset(cell.cell for cell in load_run(run_folder).cells),
     )
 
 

@@ -238,6 +238,9 @@ def test_a_run_whose_runner_was_killed_is_taken_up_without_running_anything_twic
 
 def test_a_run_can_be_cancelled_from_elsewhere(project: Project) -> None:
     project.matrix({"upstream": "hang"}, "--detach", UPSTREAM).end()
+    same_name = project.matrix("measure", UPSTREAM)
+    assert same_name.end() == ExitCode.SELECTION  # its jobs would write into the new run
+    assert "toto-compat cancel one" in same_name.printed
     cancelled = project.start("measure", "cancel", "one")
     assert cancelled.end() == ExitCode.OK, cancelled.printed
     assert "0 of 1 cells had finished" in cancelled.printed
@@ -245,6 +248,14 @@ def test_a_run_can_be_cancelled_from_elsewhere(project: Project) -> None:
     asked = project.start("measure", "status", "one")
     assert asked.end() == ExitCode.OK
     assert "the run was cancelled" in asked.printed
+
+
+def test_a_run_that_has_ended_is_shown_and_nothing_of_it_is_submitted_again(mixed: tuple[Project, Started]) -> None:
+    project, started = mixed
+    asked = project.start("measure", "status", "one", "--wait")
+    assert asked.end() == started.process.returncode == ExitCode.CELL_NOT_RUN
+    assert "submitted" not in asked.printed
+    assert len(project.jobs_of("list_index")) == 2
 
 
 def test_what_slurm_refuses_is_told_in_its_own_words(tmp_path: Path, cluster: Emulated) -> None:

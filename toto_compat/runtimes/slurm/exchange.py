@@ -110,9 +110,13 @@ class Exchange:
     def write_submitted(self, submitted: Submitted) -> None:
         write_model(self.folder / "submitted.json", submitted)
 
+    @property
+    def has_submitted(self) -> bool:
+        return (self.folder / "submitted.json").exists()
+
     def read_submitted(self) -> Submitted:
         path = self.folder / "submitted.json"
-        if not path.exists():
+        if not self.has_submitted:
             raise SelectionError(
                 f"{self.folder.parent.name}: not a run on Slurm", hint="status and cancel are for --executor slurm"
             )

@@ -1,20 +1,23 @@
 """The Slurm executor: submits cells as job arrays, then waits for their results and not for Slurm's word."""
 
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.request import Limits
-from toto_compat.errors import TotoCompatError
+from toto_compat.errors import SelectionError, TotoCompatError
 from toto_compat.evidence.files import cache_folder, read_model, write_model
 from toto_compat.evidence.references import needs_references, references_key
+from toto_compat.evidence.store import cell_path
 from toto_compat.matrix.slurm import JobDemands
 from toto_compat.runtimes.local import FinishedCell, OnFinished, ReadyCell
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.references import SharedReferences
 from toto_compat.runtimes.seam import Runtime
-from toto_compat.runtimes.slurm.cluster import LARGEST_ARRAY, Cluster
+from toto_compat.runtimes.slurm.cluster import LARGEST_ARRAY, Cluster, queue
 from toto_compat.runtimes.slurm.exchange import Exchange, Submission, Submitted, Task, exchange_of
 from toto_compat.runtimes.slurm.node import run_task
 from toto_compat.runtimes.slurm.remote import NodesRuntime
@@ -46,6 +49,7 @@ def run_cells(
     if not cells:
         return
     exchange = exchange_of(run_folder)
+    forget_earlier(exchange, [cell.request.cell for cell in cells])
     submitted = write_tasks(exchange, cells, runtime, jobs=jobs, references=references)
     by_number = {task.number: cell for task, cell in zip(submitted.cells, cells, strict=True)}
 
@@ -61,6 +65,25 @@ def run_cells(
     except BaseException:
         watch.cancel()
         raise
+
+
+def forget_earlier(exchange: Exchange, cells: Sequence[CellName]) -> None:
+    """Remove what an earlier run of the same name left, so that nothing of it is taken for this one's.
+
+    One whose jobs are still coming is not touched: they would write into the new one."""
+    run_folder = exchange.folder.parent
+    if exchange.has_submitted:
+        jobs = queue()
+        last = [task.jobs[-1] for task in exchange.read_submitted().tasks if task.jobs]
+        if jobs is None or any(job in jobs and jobs[job].is_coming for job in last):
+            name = run_folder.name
+            raise SelectionError(
+                f"--run {name}: an earlier run of this name may still have jobs on Slurm",
+                hint=f"see `toto-compat status {name}`, end it with `toto-compat cancel {name}`, or take another name",
+            )
+    shutil.rmtree(exchange.folder, ignore_errors=True)
+    for cell in cells:
+        cell_path(run_folder, cell).unlink(missing_ok=True)
 
 
 def write_tasks(
@@ -133,7 +156,7 @@ class _Array:
 def submit(exchange: Exchange, submitted: Submitted, tasks: Sequence[Submission]) -> Submitted:
     """Submit these tasks, alike ones as one array; what was submitted is on disk before the next array is."""
     cluster = Cluster(exchange.jobs, submitted.settings)
-    name = f"toto-compat-{exchange.folder.parent.name}"
+    name, arrived = f"toto-compat-{exchange.folder.parent.name}", exchange.arrived()
     arrays: defaultdict[tuple[str, int | None, str], list[Submission]] = defaultdict(list)
     described: dict[tuple[str, int | None, str], _Array] = {}
     # references first: the jobs of cells name those that they come after
@@ -142,14 +165,16 @@ def submit(exchange: Exchange, submitted: Submitted, tasks: Sequence[Submission]
         demands = submitted.settings.demands_of(request.cell.environment)
         minutes = request.profile.timeout_minutes + _TO_PREPARE_MINUTES
         array = _Array(demands, request.limits, minutes)
-        alike: tuple[str, int | None, str] = (task.kind, task.after, repr(array))
+        # Slurm refuses to wait for a job that it has forgotten
+        after = task.after if not task.jobs and task.after not in arrived else None
+        alike: tuple[str, int | None, str] = (task.kind, after, repr(array))
         arrays[alike].append(task)
         described[alike] = array
     for alike, own in arrays.items():
         array = described[alike]
         for start in range(0, len(own), LARGEST_ARRAY):
             chunk = own[start : start + LARGEST_ARRAY]
-            after = next((t.jobs[-1] for t in submitted.tasks if t.number == alike[1] and t.jobs), None)
+            first = next((task.jobs[-1] for task in submitted.tasks if task.number == alike[1] and task.jobs), None)
             ids = cluster.submit(
                 NODE_FUNCTION,
                 [exchange.task(task.number) for task in chunk],
@@ -159,7 +184,7 @@ def submit(exchange: Exchange, submitted: Submitted, tasks: Sequence[Submission]
                 minutes=array.minutes,
                 at_a_time=submitted.at_a_time,
                 name=name,
-                after=after,
+                after=first,
             )
             submitted = submitted.with_jobs({task.number: job for task, job in zip(chunk, ids, strict=True)})
             exchange.write_submitted(submitted)

@@ -42,13 +42,15 @@ class Watch:
     keep_log: Callable[[str, Path], None]
     hand_over: HandOver
     submit_again: Submit
+    ended: frozenset[str] = frozenset()  # cells that an earlier process has handed over
     clock: Callable[[], float] = time.monotonic
     _open: dict[int, _Open] = field(default_factory=dict)
     _asked: float | None = None  # when the queue was last asked
     _silent: bool = False  # it gave no answer then
+    _queued: str = ""  # what was last told of jobs that nothing runs beside
 
     def __post_init__(self) -> None:
-        self._open = {task.number: _Open() for task in self.submitted.cells}
+        self._open = {task.number: _Open() for task in self.submitted.cells if task.cell not in self.ended}
 
     def submit_rest(self) -> None:
         """Submit every task that has no job yet, and that nobody has done."""
@@ -81,6 +83,7 @@ class Watch:
         if jobs is None:
             return  # nobody knows what has become of the jobs: results are still collected
         over = list(self._over(jobs, now))
+        self._tell_queued(jobs)
         # a result may have come between the listing and the answer
         self._collect()
         died = [(task, queued) for task, queued in over if task.number in self._open]
@@ -231,6 +234,15 @@ class Watch:
         else:
             self.progress.started(task.cell)
         state.job = job
+
+    def _tell_queued(self, jobs: dict[str, QueuedJob]) -> None:
+        """Say why nothing happens while every job still waits for its turn, once for each reason."""
+        own = [jobs[task.jobs[-1]] for task in self.waiting_for if task.jobs and task.jobs[-1] in jobs]
+        waiting = own if all(job.state == "PENDING" for job in own) else []
+        reasons = ", ".join(sorted({job.reason for job in waiting} - {"None", "Dependency"}))
+        if reasons and reasons != self._queued:
+            self.progress.note(f"{len(waiting)} cells wait in Slurm's queue: {reasons}")
+        self._queued = reasons
 
     def _say_if_silent(self, silent: bool) -> None:
         if silent != self._silent:
