@@ -122,9 +122,9 @@ def torch_segfaults(campaign: Campaign) -> Iterator[Outcome]:
             trial.give_orders()
             ended = trial.start().wait()
             broken = promises(ended, code) + _said(ended, words)
-            trial.python, kept = "", trial.python
+            kept, trial.python, trial.probe = trial.python, "", False
             trial.give_orders()
-            damage = resumed(trial) if not probe else joined([], resumed(trial))
+            damage = resumed(trial)
             trial.python = kept
             where = "seen by the probe" if probe else "in a cell"
             yield Outcome(where, f"{how(ended)}, told as a crash", joined(broken, damage))

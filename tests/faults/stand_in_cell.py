@@ -37,7 +37,9 @@ def main(orders_path: Path, request_path: Path, result_path: Path) -> int:
             while True:
                 signal.pause()
         case "floods its log":
-            block = "".join(f"{number} of a compiler that says what it does{' and why' * 24}\n" for number in range(4_000))
+            block = "".join(
+                f"{number} of a compiler that says what it does{' and why' * 24}\n" for number in range(4_000)
+            )
             for _ in range(int(orders["flood_blocks"])):
                 sys.stdout.write(block)
         case "a line without end":
