@@ -27,12 +27,12 @@ def _well_behaved(trial: Trial) -> None:
 
 def never_ends(campaign: Campaign) -> Iterator[Outcome]:
     """Have a cell hang, deaf, with a child in a session of its own: its time ends both."""
-    with campaign.trial(behaviours={VICTIM: "never ends"}, minutes=0.05) as trial:
+    with campaign.trial(behaviours={VICTIM: "never ends"}, minutes=0.2) as trial:
         ended = trial.start().wait()
-        broken = promises(ended, CELL_NOT_RUN) + _said(ended, "timeout: no end after 0.05 minutes")
+        broken = promises(ended, CELL_NOT_RUN) + _said(ended, "timeout: no end after 0.2 minutes")
         had = len(trial.kept())
         _well_behaved(trial)
-        yield Outcome("3 s", f"{how(ended)}, timeout told, {had} cells kept", joined(broken, resumed(trial)))
+        yield Outcome("12 s", f"{how(ended)}, timeout told, {had} cells kept", joined(broken, resumed(trial)))
 
 
 def floods_its_log(campaign: Campaign) -> Iterator[Outcome]:
