@@ -16,6 +16,7 @@ from toto_compat.contract.request import CellRequest, CsvSeries, Device, Origin,
 from toto_compat.contract.result import CellResult, Failure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import SelectionError, StorageError
+from toto_compat.evidence import store as store_module
 from toto_compat.evidence.files import check_writable, write_atomically
 from toto_compat.evidence.store import (
     CellStore,
@@ -24,6 +25,7 @@ from toto_compat.evidence.store import (
     can_be_reused,
     cell_key,
     cell_path,
+    claimed_run,
     find_run,
     list_runs,
     load_run,
@@ -329,3 +331,46 @@ def test_timings_of_version_0_1_are_still_known_until_the_cell_runs_again(tmp_pa
     (name,) = store.known_seconds()
     (tmp_path / "timings.json").write_text(json.dumps({name: 999.0, "older": 5.0}))
     assert store.known_seconds() == {name: stored().seconds, "older": 5.0}
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "not a valid StoredCell file"),
+        (b'{"schema": 3, "cell"', "not a valid StoredCell file"),
+        (b'{"schema": 99}', "written by a later version of toto-compat"),
+    ],
+)
+def test_a_stored_cell_that_cannot_be_used_is_set_aside_with_its_reason(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
+    store = CellStore(tmp_path)
+    key = "ab" * 32
+    store.path(key).parent.mkdir(parents=True)
+    store.path(key).write_bytes(content)
+    said = store.set_aside(key)
+    assert why in said and str(tmp_path / "damaged" / f"{key}.json") in said
+    assert (tmp_path / "damaged" / f"{key}.json").read_bytes() == content
+    assert not store.path(key).exists()
+    assert store.set_aside(key) == ""
+
+
+def test_a_run_of_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"schema": 2, "new": 1}', encoding="utf-8")
+    with pytest.raises(StorageError, match=r"run\.json: written by a later version of toto-compat \(layout 2"):
+        load_run(tmp_path)
+
+
+def test_a_run_is_written_by_one_runner_at_a_time(tmp_path: Path) -> None:
+    with claimed_run(tmp_path, "one", "quick") as folder:
+        assert folder == tmp_path / "one"
+        with pytest.raises(StorageError, match="another runner is writing"), claimed_run(tmp_path, "one", "quick"):
+            pass
+    with claimed_run(tmp_path, "one", "quick"):
+        pass
+
+
+def test_two_runners_without_a_name_never_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both look before either makes its folder: the second finds it made and takes another."""
+    names = iter(["same", "same", "same-2"])
+    monkeypatch.setattr(store_module, "new_run_name", lambda *_: next(names))
+    with claimed_run(tmp_path, None, "quick") as first, claimed_run(tmp_path, None, "quick") as second:
+        assert (first.name, second.name) == ("same", "same-2")

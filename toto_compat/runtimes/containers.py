@@ -19,7 +19,7 @@ from docker.types import Mount
 from toto_compat.environments.engine import engine_lost, is_lost
 from toto_compat.environments.leftovers import remove_container
 from toto_compat.errors import EngineError, EnvironmentBuildError
-from toto_compat.runtimes.cell_log import LAST_LINES, LONGEST_PIECE, copy_to_log
+from toto_compat.runtimes.cell_log import LAST_LINES, LONGEST_LOG, LONGEST_PIECE, copy_to_log
 from toto_compat.runtimes.cell_process import ProcessEnd
 from toto_compat.runtimes.container_end import ContainerEnd
 from toto_compat.runtimes.container_files import copy_out, prepared_files
@@ -221,17 +221,21 @@ def _lines(container: Container) -> Iterator[str]:
 def _output(container: Container) -> Iterator[bytes]:
     """Give what a container prints until it has ended. A stream that breaks off is asked for again, from there on."""
     received = broken = 0
+    ended = False
     while True:
         known = received
         try:
-            for chunk in container.logs(stream=True, follow=True, stdout=True, stderr=True):
+            for chunk in container.logs(stream=True, follow=not ended, stdout=True, stderr=True):
                 new = chunk[known:]
                 known = max(0, known - len(chunk))
                 received += len(new)
                 if new:
                     yield new
-            if not _runs(container):
+            if ended or received > LONGEST_LOG:
                 return
+            if not _runs(container):
+                ended = True  # a stream that broke off looks like one that ended: what came behind it is asked for
+                continue
         except docker.errors.NotFound:
             return  # somebody removed it, and its output with it
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError):

@@ -1,0 +1,85 @@
+"""What a killed process left half-made is told by its name and removed; what anybody still makes is not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toto_compat.evidence import files, makers
+from toto_compat.evidence.files import write_atomically
+from toto_compat.evidence.makers import made_by_this_process, maker_lives, remove_abandoned
+
+NAME_OF_A_DEAD_ONE = "import toto_compat.evidence.makers as makers; print(makers.made_by_this_process())"
+
+
+@pytest.fixture(scope="module")
+def of_a_dead_one() -> str:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", NAME_OF_A_DEAD_ONE], cwd=root, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_a_name_says_whether_its_maker_lives(of_a_dead_one: str) -> None:
+    assert maker_lives(f".run.json{made_by_this_process()}abc.tmp")
+    assert not maker_lives(f".run.json{of_a_dead_one}abc.tmp")
+
+
+def test_a_number_that_another_process_has_now_is_not_its_maker() -> None:
+    pid, start, machine = made_by_this_process().strip("-").split(".")
+    assert not maker_lives(f".x-{pid}.{int(start) + 1}.{machine}-y.tmp")
+
+
+@pytest.mark.parametrize("name", [".run.json-abc.tmp", "run.json", ".x-1.2.00000000-y.tmp"])
+def test_of_another_machine_or_another_name_it_is_assumed(name: str) -> None:
+    assert maker_lives(name)
+
+
+def test_only_what_dead_ones_made_is_removed_wherever_it_lies(tmp_path: Path, of_a_dead_one: str) -> None:
+    inside = tmp_path / "run" / "cells"
+    (inside / f".staging{of_a_dead_one}x" / "deep").mkdir(parents=True)
+    (inside / f".staging{of_a_dead_one}x" / "deep" / "file").touch()
+    (inside / f".cell.json{of_a_dead_one}x.tmp").touch()
+    kept = [inside / "cell.json", inside / f".cell.json{made_by_this_process()}x.tmp", inside / ".cell.json-x.tmp"]
+    for path in kept:
+        path.touch()
+    removed = remove_abandoned(tmp_path)
+    assert len(removed) == 2
+    assert sorted(inside.iterdir()) == sorted(kept)
+    assert remove_abandoned(tmp_path / "nowhere") == []
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path, of_a_dead_one: str) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").touch()
+    link = tmp_path / f".link{of_a_dead_one}x"
+    link.symlink_to(tmp_path / "precious", target_is_directory=True)
+    assert remove_abandoned(tmp_path) == [link]
+    assert (tmp_path / "precious" / "file").exists()
+
+
+def test_a_file_and_every_folder_above_it_is_synced_before_it_counts_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def fsync(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))  # noqa: PTH115 - no other way to ask for a handle's name
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    write_atomically(tmp_path / "a" / "b" / "file.json", "{}")
+    content = [Path(name) for name in synced if name.endswith(".tmp")]
+    folders = [Path(name) for name in synced if not name.endswith(".tmp")]
+    assert [path.parent for path in content] == [tmp_path / "a" / "b"]
+    assert folders == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+    assert synced[-1] == str(tmp_path / "a" / "b")  # the name, after the file got it
+
+
+def test_a_zombie_does_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert makers.process_start(ended.pid) == ""
+    ended.wait()
