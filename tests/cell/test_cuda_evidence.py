@@ -15,6 +15,7 @@ from toto_compat.cell.suites.cudagraph import KeptOut, measured_figures
 from toto_compat.cell.suites.cudagraph_replays import SeenStep, replay_figure
 from toto_compat.cell.suites.memory import memory_evidence
 from toto_compat.cell.trial import blaming_the_candidate
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.result import CellResult, Figure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate
@@ -53,6 +54,25 @@ def test_every_row_of_fixed_size_can_pass_on_a_gpu(mode: str) -> None:
     told = {gate.value: one.reason for gate, one in judged.gates.items() if one.status is not Status.PASS}
     assert told == ({"cudagraphs": "mode default does not use CUDA graphs"} if mode == "default" else {})
     assert judged.verdict is Status.PASS
+
+
+# Those of the profile production-check, which are stricter than the general ones.
+PRODUCTION_CHECK = {
+    **GATES,
+    Gate.RECOMPILES_TOTAL: GateLimit(max=2),
+    Gate.LATENCY_STABILITY: GateLimit(max=1.5),
+    Gate.SPEEDUP: GateLimit(min=2.0),
+}
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_a_forecast_of_one_patch_can_pass_a_production_check_by_its_pass_over_the_context(mode: str) -> None:
+    """It has no decode step: the one pass is what a graph is captured of."""
+    judged = judge(row(mode, decode=(REPLAYED,)), PRODUCTION_CHECK)
+    assert judged.verdict is Status.PASS, judged.reason
+    eager = SeenStep(launches=0, captures=0, replays=0, recordings=0)
+    judged = judge(row(mode, decode=(eager,)), PRODUCTION_CHECK)
+    assert (judged.verdict, judged.decided_by) == (Status.FAIL, Gate.CUDAGRAPHS)
 
 
 def test_a_step_that_records_anew_fails_it() -> None:

@@ -331,6 +331,8 @@ def test_timings_of_version_0_1_are_still_known_until_the_cell_runs_again(tmp_pa
     (name,) = store.known_seconds()
     (tmp_path / "timings.json").write_text(json.dumps({name: 999.0, "older": 5.0}))
     assert store.known_seconds() == {name: stored().seconds, "older": 5.0}
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [

@@ -25,6 +25,7 @@ from toto_compat.verdict.judged_run import JudgedRun, judge_run
 
 MATRIX_FILE = "matrix.yaml"
 WORKLOAD = PRACTICE_PROFILE = "smoke"
+LONG_WORKLOAD = "quick"  # whose buffers are large enough for a hoard of them to show beside what the compiler keeps
 LOWERING, DEVICE, PRODUCTION_CHECK = "lowering", "device", "production-check"  # runs in the acceptance's folder
 # What CUDA graphs are asked about: the cache that they were predicted to take, and production's two that they were not.
 FIXED_SIZE = "fixed_size/reduce-overhead"
@@ -80,9 +81,10 @@ def is_finished(folder: Path) -> bool:
 
 def acceptance_matrix(document: Mapping[str, Any], matrix_folder: Path, architectures: Sequence[str]) -> dict[str, Any]:
     """Make the matrix that an acceptance runs: the user's environments, the package's caches, and the sabotages."""
-    if WORKLOAD not in document["workloads"] or PRACTICE_PROFILE not in document["profiles"]:
+    if not {WORKLOAD, LONG_WORKLOAD} <= set(document["workloads"]) or PRACTICE_PROFILE not in document["profiles"]:
         raise SelectionError(
-            f"the matrix file has no workload and profile {WORKLOAD!r}", hint="an acceptance takes its short cells"
+            f"the matrix file needs the workloads {WORKLOAD!r} and {LONG_WORKLOAD!r} and the profile {WORKLOAD!r}",
+            hint="an acceptance takes its short cells",
         )
     known = {name: one for name, one in document["caches"].items() if one.get("source") == "builtin"}
     missing = [name for name in ("fixed_size", "list_index", "compile_friendly") if name not in known]
@@ -97,7 +99,7 @@ def acceptance_matrix(document: Mapping[str, Any], matrix_folder: Path, architec
     profiles = {
         LOWERING: _profile([Suite.CUDA_LOWERING], architectures),
         DEVICE: _profile([Suite.CUDAGRAPH], architectures),
-        **{_profile_of(one): _profile(_suites_of(one), architectures) for one in sabotages.ALL},
+        **{_profile_of(one): _profile(_suites_of(one), architectures, _workload_of(one)) for one in sabotages.ALL},
     }
     environments = {
         name: _with_absolute_fork(environment, matrix_folder) for name, environment in document["environments"].items()
@@ -112,12 +114,12 @@ def acceptance_matrix(document: Mapping[str, Any], matrix_folder: Path, architec
     }
 
 
-def _profile(suites: Sequence[Suite], architectures: Sequence[str]) -> dict[str, Any]:
+def _profile(suites: Sequence[Suite], architectures: Sequence[str], workload: str = WORKLOAD) -> dict[str, Any]:
     return {
         "iterations": 3,
         "forecasts_per_iteration": 10,
         "suites": [suite.value for suite in suites],
-        "workloads": [WORKLOAD],
+        "workloads": [workload],
         "unannounced_shapes": False,
         **({"architectures": list(architectures)} if architectures else {}),
     }
@@ -125,6 +127,10 @@ def _profile(suites: Sequence[Suite], architectures: Sequence[str]) -> dict[str,
 
 def _profile_of(sabotage: Sabotage) -> str:
     return f"sabotage-{sabotage.gate.value}"
+
+
+def _workload_of(sabotage: Sabotage) -> str:
+    return LONG_WORKLOAD if sabotage.gate.rule.suite is Suite.MEMORY else WORKLOAD
 
 
 def _suites_of(sabotage: Sabotage) -> list[Suite]:
