@@ -69,7 +69,7 @@ def test_a_file_and_every_folder_above_it_is_synced_before_it_counts_as_written(
     def fsync(handle: int) -> None:
         synced.append(os.readlink(f"/proc/self/fd/{handle}"))  # noqa: PTH115 - no other way to ask for a handle's name
 
-    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     write_atomically(tmp_path / "a" / "b" / "file.json", "{}")
     content = [Path(name) for name in synced if name.endswith(".tmp")]
     folders = [Path(name) for name in synced if not name.endswith(".tmp")]
