@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toto_compat.evidence import files, makers
+from toto_compat.evidence import makers
 from toto_compat.evidence.files import write_atomically
 from toto_compat.evidence.makers import made_by_this_process, maker_lives, remove_abandoned
 
