@@ -299,9 +299,8 @@ def _put_settings(draft: Draft, seen: Seen, variables: Mapping[str, str], cache:
     elif guessed and cache.value == "compile_friendly":
         settings["capture_scalar_outputs"] = True
         remarks.append(f"guessed: {redact(guessed.because)}")
-    limits = sorted(
-        {one.example.limit for one in seen.events if one.example.kind is EventKind.RECOMPILE_LIMIT} - {None}
-    )
+    hit = (one.example.limit for one in seen.events if one.example.kind is EventKind.RECOMPILE_LIMIT)
+    limits = sorted({limit for limit in hit if limit is not None})
     own = [limit for limit in limits if limit not in (8, 64, 256)]
     if own:
         settings["recompile_limit"] = own[0]
