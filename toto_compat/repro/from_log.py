@@ -19,7 +19,6 @@ from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.failure_messages import FAILURE_KINDS
 from toto_compat.contract.request import Device
 from toto_compat.errors import InputError, StorageError
-from toto_compat.matrix.releases import default_build
 from toto_compat.matrix.schema import Matrix
 from toto_compat.production import env_file
 from toto_compat.repro.incident import load_incident
@@ -205,24 +204,36 @@ def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, free
         return
     python = seen.python or "3.11"
     if freeze is None:
-        pins: dict[str, Any] = {"torch": release, "cuda": default_build(Version(release)), "python": python}
-        told.append(f"matrix.yaml has no environment with torch {release}; the build is that of its default wheel")
+        pins: dict[str, Any] = {"torch": release, "cuda": _likely_build(matrix, release), "python": python}
+        told.append(
+            f"matrix.yaml has no environment with torch {release}; the build is that of the release nearest to it"
+        )
         draft.unknown.append("toto-ts, its version, and every other package: give --freeze")
     else:
-        pins = _pins_of(freeze, release, python, told)
+        pins = _pins_of(freeze, release, python, _likely_build(matrix, release), told)
     if not seen.python:
         told.append("unknown: python; nothing names it")
         draft.unknown.append(f"python: {python} is a guess")
     draft.put("pins", pins, *told)
 
 
-def _pins_of(freeze: Freeze, release: str, python: str, told: list[str]) -> dict[str, Any]:
+def _likely_build(matrix: Matrix, release: str) -> str:
+    """Name the CUDA build that matrix.yaml has for the release nearest to this one."""
+    wanted = Version(release).release
+    on_cuda = [one for one in matrix.environments.values() if one.device is Device.CUDA]
+    return min(
+        on_cuda or list(matrix.environments.values()),
+        key=lambda one: [abs(mine - its) for mine, its in zip(Version(one.torch).release, wanted, strict=False)],
+    ).build
+
+
+def _pins_of(freeze: Freeze, release: str, python: str, build: str, told: list[str]) -> dict[str, Any]:
     """Say a freeze as pins; a release that somebody named takes the place of its torch."""
     same = freeze.torch == release
     frozen = [f"{name}=={version}" for name, version in freeze.pinned.items() if name != "torch" or same]
     pins: dict[str, Any] = {} if same else {"torch": release}
     if not freeze.build or not same:
-        pins["cuda"] = freeze.build or default_build(Version(release))
+        pins["cuda"] = freeze.build or build
     pins |= {"python": python, "frozen": frozen}
     if "toto-ts" not in freeze.pinned:
         pins["toto_ts"] = "0.2.0"
