@@ -204,24 +204,36 @@ def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, free
         return
     python = seen.python or "3.11"
     if freeze is None:
-        pins: dict[str, Any] = {"torch": release, "cuda": likely_build(matrix, Version(release)), "python": python}
-        told.append(f"matrix.yaml has no environment with torch {release}; the build is that of the nearest one there")
+        pins: dict[str, Any] = {"torch": release, "cuda": _likely_build(matrix, release), "python": python}
+        told.append(
+            f"matrix.yaml has no environment with torch {release}; the build is that of the release nearest to it"
+        )
         draft.unknown.append("toto-ts, its version, and every other package: give --freeze")
     else:
-        pins = _pins_of(freeze, matrix, release, python, told)
+        pins = _pins_of(freeze, release, python, _likely_build(matrix, release), told)
     if not seen.python:
         told.append("unknown: python; nothing names it")
         draft.unknown.append(f"python: {python} is a guess")
     draft.put("pins", pins, *told)
 
 
-def _pins_of(freeze: Freeze, matrix: Matrix, release: str, python: str, told: list[str]) -> dict[str, Any]:
+def _likely_build(matrix: Matrix, release: str) -> str:
+    """Name the CUDA build that matrix.yaml has for the release nearest to this one."""
+    wanted = Version(release).release
+    on_cuda = [one for one in matrix.environments.values() if one.device is Device.CUDA]
+    return min(
+        on_cuda or list(matrix.environments.values()),
+        key=lambda one: [abs(mine - its) for mine, its in zip(Version(one.torch).release, wanted, strict=False)],
+    ).build
+
+
+def _pins_of(freeze: Freeze, release: str, python: str, build: str, told: list[str]) -> dict[str, Any]:
     """Say a freeze as pins; a release that somebody named takes the place of its torch."""
     same = freeze.torch == release
     frozen = [f"{name}=={version}" for name, version in freeze.pinned.items() if name != "torch" or same]
     pins: dict[str, Any] = {} if same else {"torch": release}
     if not freeze.build or not same:
-        pins["cuda"] = freeze.build or likely_build(matrix, Version(release))
+        pins["cuda"] = freeze.build or build
     pins |= {"python": python, "frozen": frozen}
     if "toto-ts" not in freeze.pinned:
         pins["toto_ts"] = "0.2.0"
@@ -247,15 +259,6 @@ def _release(seen: Seen, torch: str | None, freeze: Freeze | None) -> tuple[str,
         newest = seen.releases[-1].release
         return newest, f"{how_sure(seen.releases)}, the newest is taken"
     return seen.releases[0].release, how_sure(seen.releases)
-
-
-def likely_build(matrix: Matrix, release: Version) -> str:
-    """The CUDA tag of the newest environment that is no newer than the release, else of the oldest."""
-    builds = sorted(
-        (Version(one.torch), one.build) for one in matrix.environments.values() if one.device is Device.CUDA
-    )
-    older = [build for torch, build in builds if torch <= release]
-    return older[-1] if older else next((build for _, build in builds), "cpu")
 
 
 def _environment_of(matrix: Matrix, release: str, build: str, *, on_cuda: bool) -> str:
@@ -307,7 +310,7 @@ def _put_settings(draft: Draft, seen: Seen, variables: Mapping[str, str], cache:
     elif guessed and cache.value == "compile_friendly":
         settings["capture_scalar_outputs"] = True
         remarks.append(f"guessed: {redact(guessed.because)}")
-    hit = [one.example.limit for one in seen.events if one.example.kind is EventKind.RECOMPILE_LIMIT]
+    hit = (one.example.limit for one in seen.events if one.example.kind is EventKind.RECOMPILE_LIMIT)
     limits = sorted({limit for limit in hit if limit is not None})
     own = [limit for limit in limits if limit not in (8, 64, 256)]
     if own:
