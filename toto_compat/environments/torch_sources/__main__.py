@@ -11,9 +11,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from toto_compat.environments.torch_sources import defaults, log_lines, spans, variables
-from toto_compat.environments.wheel_sources import sources, wheel_url
+from toto_compat.environments.wheel_sources import listed_releases, sources, wheel_url
 from toto_compat.errors import TotoCompatError
-from toto_compat.matrix.releases import available_torch_releases
 
 OLDEST = Version("2.3.1")
 
@@ -21,7 +20,7 @@ OLDEST = Version("2.3.1")
 def missing_releases() -> list[str]:
     """Name the releases on the index that one of the tables does not have, oldest first."""
     complete = set(variables.known()) & set(log_lines.known()) & set(defaults.known())
-    return [str(one) for one in sorted(available_torch_releases()) if one >= OLDEST and str(one) not in complete]
+    return [str(one) for one in listed_releases("torch") if one >= OLDEST and str(one) not in complete]
 
 
 def read_releases(releases: Sequence[str], folder: Path = spans.FOLDER) -> None:

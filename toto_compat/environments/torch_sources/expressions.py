@@ -24,7 +24,8 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 _LARGEST = 10**12
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool": bool, "str": str}
 _EMPTY: Mapping[str, Callable[[], Any]] = {"set": list, "list": list, "tuple": list, "dict": dict}
-_ENVIRONMENT = frozenset({"os.environ.get", "os.getenv", "environ.get", "getenv"})
+# get_tristate_env is torch's own reader, of a variable that is 1, 0 or not set
+_ENVIRONMENT = frozenset({"os.environ.get", "os.getenv", "environ.get", "getenv", "get_tristate_env"})
 # sys.platform, and the functions of torch that ask where it runs
 _KNOWN: Mapping[str, Any] = {"sys.platform": "linux", "torch.version.hip": None}
 _ANSWERS: Mapping[str, Any] = {"is_fbcode": False, "config.is_fbcode": False, "is_windows": False}
@@ -37,8 +38,6 @@ class Unknown(Exception):  # noqa: N818 - an answer, not an error
 def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """Compute an expression to plain data, or raise Unknown. `names` are those assigned before it."""
     value = _value(node, names)
-    if isinstance(value, tuple | set | frozenset):
-        value = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
     if not _is_plain(value):
         raise Unknown
     return value
@@ -61,8 +60,10 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: PLR0911 - 
                 return value
             case ast.Name(id=name) if name in names:
                 return names[name]
-            case ast.List() | ast.Tuple() | ast.Set():
+            case ast.List() | ast.Tuple():
                 return [value_of(one, names) for one in node.elts]
+            case ast.Set():
+                return sorted((value_of(one, names) for one in node.elts), key=repr)
             case ast.Dict():
                 return {_value(key, names): value_of(one, names) for key, one in _items(node)}
             case ast.Attribute():
@@ -111,8 +112,10 @@ def _arithmetic(operator: ast.operator, one: Any, other: Any) -> Any:
         if not (isinstance(one, int) and isinstance(other, int) and 0 <= other <= 40 and abs(one) <= 1024):
             raise Unknown
         value = one**other if isinstance(operator, ast.Pow) else one << other
-    else:
+    elif isinstance(one, int | float) == isinstance(other, int | float):  # a list times a number may fill the memory
         value = _ARITHMETIC[type(operator)](one, other)
+    else:
+        raise Unknown
     if isinstance(value, int | float) and abs(value) > _LARGEST:
         raise Unknown
     return value
@@ -120,13 +123,11 @@ def _arithmetic(operator: ast.operator, one: Any, other: Any) -> Any:
 
 def _called(node: ast.Call, names: Mapping[str, Any]) -> Any:
     function = ast.unparse(node.func)
-    if function in _ENVIRONMENT:
+    if function in _ENVIRONMENT:  # no variable is set
         given = [*node.args[1:], *(one.value for one in node.keywords if one.arg == "default")]
         return _value(given[0], names) if given else None
     if function in _ANSWERS and not node.args:
         return _ANSWERS[function]
-    if function == "get_tristate_env":  # torch's reader of a variable that is 1, 0 or not set
-        return _value(node.args[1], names) if len(node.args) > 1 else None
     if function in _EMPTY and not node.args and not node.keywords:
         return _EMPTY[function]()
     if function in _CONVERSIONS and len(node.args) == 1 and not node.keywords:
