@@ -75,11 +75,11 @@ def newest_new_release(path: Path, asked: dict[str, Any]) -> Version | None:
 
 def check_release(path: Path, version: Version, asked: dict[str, Any]) -> Upgrade:
     """Run the release's rows and compare them; everything that is printed comes from what is stored afterwards."""
-    matrix, name, notes = matrix_with(path, version, asked)
+    named_profile(load_matrix(path), asked["profile"])
     device = choose_device(asked["device"])
-    named_profile(matrix, asked["profile"])
-    cells = rows_to_run(matrix, name, asked["rows"], asked["profile"])
     before = reference_cells(asked["results"], asked["reference"], version, device)
+    matrix, name, notes = matrix_with(path, version, device, asked)
+    cells = rows_to_run(matrix, name, asked["rows"], asked["profile"])
     runtime = open_runtime("venv", limits=matrix.limits, device=device)
     run_name = f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-release-check-{version}"
     own = Asked(tuple(cells), profile=asked["profile"], run=run_name, results=asked["results"])
@@ -99,15 +99,13 @@ def check_release(path: Path, version: Version, asked: dict[str, Any]) -> Upgrad
     return upgrade
 
 
-def matrix_with(path: Path, version: Version, asked: dict[str, Any]) -> tuple[Matrix, str, list[str]]:
+def matrix_with(path: Path, version: Version, device: Device, asked: dict[str, Any]) -> tuple[Matrix, str, list[str]]:
     """The matrix with the release in it, the name of its environment, and what to say about that."""
     matrix = load_matrix(path)
     known = [name for name, environment in matrix.environments.items() if Version(environment.torch) == version]
     if known:
         # a CPU build does for a CPU, and is a tenth of the size
-        name = min(
-            known, key=lambda one: (matrix.environments[one].device is not choose_device(asked["device"]), len(one))
-        )
+        name = min(known, key=lambda one: (matrix.environments[one].device is not device, len(one)))
         return matrix, name, [f"{name} is in {path}"]
     settings = index_settings()
     channels = channels_of(version, pre=asked["pre"], nightly=asked["nightly"])
