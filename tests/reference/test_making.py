@@ -150,3 +150,16 @@ def test_a_damaged_record_removes_nothing(tmp_path: Path, record: str) -> None:
     (tmp_path / "cache" / "reference" / "built.json").write_text(record, encoding="utf-8")
     assert BuiltHere(tmp_path / "cache").remove_all() == []
     assert (tmp_path / "precious").exists()
+
+
+def test_two_runs_do_not_remove_each_others_environments(machine: Machine, tmp_path: Path) -> None:
+    with BuiltHere().alone(), pytest.raises(EnvironmentBuildError, match="another reference run"):
+        make(making(tmp_path), PLAN.releases)
+    assert machine.asked == []
+
+
+def test_environments_that_are_kept_are_not_removed_later_either(machine: Machine, tmp_path: Path) -> None:
+    make(making(tmp_path, keep_environments=True), ["2.13.0"])
+    folder = build(tmp_path / "cache", "torch-2.13.0-cpu", MATRIX.environments["torch-2.13.0-cpu"])
+    make(making(tmp_path), ["2.13.0"])
+    assert folder.exists()

@@ -44,6 +44,7 @@ def write_project(folder: Path) -> None:
 
 def reference(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "toto_compat.cli", "reference", "--plan", "plan.yaml", "--matrix", "matrix.yaml"]
+    command += ["--keep-environments"]  # other tests use it
     variables = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
 

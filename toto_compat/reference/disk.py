@@ -1,6 +1,9 @@
 """The disk that a reference run takes: environments that it built itself are removed before the next release."""
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from toto_compat.contract.request import Environment
@@ -16,6 +19,20 @@ class BuiltHere:
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache or cache_folder()
         self._record = self._cache / "reference" / "built.json"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the only right to build and remove: of two at a time one would remove what the other uses."""
+        self._record.parent.mkdir(parents=True, exist_ok=True)
+        with (self._record.parent / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise EnvironmentBuildError(
+                    "another reference run is building and removing environments here",
+                    hint="wait for its end, or run this one with --keep-environments",
+                ) from error
+            yield
 
     def announce(self, name: str, environment: Environment, most_bytes: float) -> None:
         """Note an environment that is about to be built; refuse it where it would take more disk than is allowed."""

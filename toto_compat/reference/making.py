@@ -1,8 +1,10 @@
 """Makes the reference: a release's environments are built, its rows run, counted and kept; then the next one's."""
 
+import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,16 +68,17 @@ def make(making: Making, releases: Sequence[str]) -> Made:
     made, built = Made(), BuiltHere()
     # a wheel of CUDA has gigabytes, and pip would keep one for every release
     os.environ["PIP_NO_CACHE_DIR"] = "1"
-    for release in releases:
-        if lacking := lacking_environment(making.plan, making.matrix, release):
-            made.lacking.append(lacking)
-            say(lacking)
-        try:
-            _make_release(making, release, built, made)
-        finally:
-            if not making.keep_environments:
-                for name, size in built.remove_all():
-                    say(f"reference: removed {name}, {size / 10**9:.1f} GB")
+    with nullcontext() if making.keep_environments else built.alone():
+        for release in releases:
+            if lacking := lacking_environment(making.plan, making.matrix, release):
+                made.lacking.append(lacking)
+                say(lacking)
+            try:
+                _make_release(making, release, built, made)
+            finally:
+                if not making.keep_environments:
+                    for name, size in built.remove_all():
+                        say(f"reference: removed {name}, {size / 10**9:.1f} GB")
     return made
 
 
@@ -86,8 +89,7 @@ def _make_release(making: Making, release: str, built: BuiltHere, made: Made) ->
             made.left += [row.row.cell for row in batch]
             continue
         try:
-            for name in dict.fromkeys(row.row.cell.environment for row in batch):
-                built.announce(name, making.matrix.environments[name], making.plan.most_disk_gb * 10**9)
+            _announce(making, batch[0].row.cell.environment, built)
             _run_batch(making, batch, made)
         except EnvironmentBuildError as error:
             made.failed.append(f"{release}: {error}")
@@ -95,6 +97,12 @@ def _make_release(making: Making, release: str, built: BuiltHere, made: Made) ->
     for row in rows:
         if row.row.counted_by_torch_logs and not making.used_up:
             _count(making, row.row, built, made)
+
+
+def _announce(making: Making, environment: str, built: BuiltHere) -> None:
+    """Note an environment for its removal, unless it is to be kept."""
+    if not making.keep_environments:
+        built.announce(environment, making.matrix.environments[environment], making.plan.most_disk_gb * 10**9)
 
 
 def _batches(making: Making, rows: Sequence[KeptRow]) -> Iterator[list[KeptRow]]:
@@ -125,7 +133,8 @@ def asked_of(making: Making, batch: Sequence[KeptRow], results: Path) -> Asked:
 def _run_batch(making: Making, batch: Sequence[KeptRow], made: Made) -> None:
     first = batch[0].row
     say(f"reference: torch {first.release}, {first.run}: {', '.join(row.row.cell for row in batch)}")
-    results = cache_folder() / "reference" / "runs"
+    # of this reference alone: there may be others on this machine
+    results = cache_folder() / "reference" / hashlib.sha256(str(making.folder.resolve()).encode()).hexdigest()[:16]
     asked = asked_of(making, batch, results)
     code = run_matrix(asked)
     if code is ExitCode.ENVIRONMENT:
@@ -159,7 +168,7 @@ def _count(making: Making, row: PlannedRow, built: BuiltHere, made: Made) -> Non
     if not can_be_counted(cell) or is_counted(making.folder / row.run, cell):
         return
     say(f"reference: {row.cell} once more, counted by TORCH_LOGS")
-    built.announce(row.cell.environment, cell.request.environment, making.plan.most_disk_gb * 10**9)
+    _announce(making, row.cell.environment, built)
     try:
         count = count_by_log(cell)
     except EnvironmentBuildError as error:
