@@ -161,6 +161,6 @@ class Started:
         raise AssertionError(f"ended without saying {text!r}:\n{self.printed}")
 
     def end(self) -> int:
-        rest, _ = self.process.communicate(timeout=200)
+        rest, _ = self.process.communicate(timeout=900)
         self.printed += rest
         return self.process.returncode
