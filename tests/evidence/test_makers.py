@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toto_compat.evidence import files, makers
+from toto_compat.evidence import makers
 from toto_compat.evidence.files import write_atomically
 from toto_compat.evidence.makers import made_by_this_process, maker_lives, remove_abandoned
 
@@ -69,7 +69,7 @@ def test_a_file_and_every_folder_above_it_is_synced_before_it_counts_as_written(
     def fsync(handle: int) -> None:
         synced.append(os.readlink(f"/proc/self/fd/{handle}"))  # noqa: PTH115 - no other way to ask for a handle's name
 
-    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     write_atomically(tmp_path / "a" / "b" / "file.json", "{}")
     content = [Path(name) for name in synced if name.endswith(".tmp")]
     folders = [Path(name) for name in synced if not name.endswith(".tmp")]
@@ -78,7 +78,7 @@ def test_a_file_and_every_folder_above_it_is_synced_before_it_counts_as_written(
     assert synced[-1] == str(tmp_path / "a" / "b")  # the name, after the file got it
 
 
-def test_a_zombie_does_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zombie_does_not_live() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     assert makers.process_start(ended.pid) == ""
