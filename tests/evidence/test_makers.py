@@ -78,7 +78,7 @@ def test_a_file_and_every_folder_above_it_is_synced_before_it_counts_as_written(
     assert synced[-1] == str(tmp_path / "a" / "b")  # the name, after the file got it
 
 
-def test_a_zombie_does_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zombie_does_not_live() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     assert makers.process_start(ended.pid) == ""

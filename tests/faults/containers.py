@@ -14,7 +14,7 @@ import docker.errors
 
 from tests.environments.small_project import REPOSITORY, why_no_engine
 from tests.faults.kills import CELL_NOT_RUN, how
-from tests.faults.outcome import Campaign, Outcome, named
+from tests.faults.outcome import ENDED_BEFORE, Campaign, Outcome, named
 from tests.faults.storage import joined
 from tests.faults.trial import Damage, Runner, Trial, promises, resumed
 from tests.runtimes import stub_cell
@@ -66,12 +66,16 @@ def runner_killed(campaign: Campaign) -> Iterator[Outcome]:
             yield Outcome("", "", not_run=engine)
             return
         client, containers = engine
-        for number in campaign.moments_of("runner in containers")[:: max(1, campaign.moments // 5)]:
+        drawn = campaign.moments_of("runner in containers", containers=containers)
+        for number in drawn[:: max(1, campaign.moments // 5)]:
             with campaign.trial(containers=containers) as trial:
                 hit = trial.start(fault={"FAULT_AT": str(number), "FAULT_KIND": "stop"})
-                moment = f"{number}: {named(campaign.calls()[number - 1])}"
-                if hit.until_halted():
-                    hit.kill()
+                moment = f"{number}: {named(campaign.calls(containers)[number - 1])}"
+                if not hit.until_halted():
+                    hit.wait()
+                    yield Outcome(moment, "", not_run=ENDED_BEFORE)
+                    continue
+                hit.kill()
                 hit.wait()
                 had = len(trial.kept())
                 yield Outcome(moment, f"killed, {had} cells kept, resumed", _also_left(resumed(trial), client))
@@ -161,9 +165,9 @@ def engine_killed(campaign: Campaign) -> Iterator[Outcome]:
             yield Outcome("", "", not_run=engine)
             return
         client, containers = engine
-        for number in campaign.moments_of("engine"):
+        for number in campaign.moments_of("engine", containers=containers):
             with campaign.trial(containers=containers) as trial:
-                moment = f"{number}: {named(campaign.calls()[number - 1])}"
+                moment = f"{number}: {named(campaign.calls(containers)[number - 1])}"
                 yield _without_engine(trial, client, number, moment)
 
 
@@ -176,7 +180,8 @@ def _without_engine(trial: Trial, client: docker.DockerClient, number: int, mome
         ended = hit.wait()
         subprocess.run([str(REPOSITORY / "docker" / "engine.sh"), "start"], check=True, capture_output=True)
     else:
-        ended = hit.wait()
+        hit.wait()
+        return Outcome(moment, "", not_run=ENDED_BEFORE)
     broken, had = promises(ended, 0, CELL_NOT_RUN, 12), len(trial.kept())
     until(lambda: bool(client.ping()))
     damage = _also_left(joined(broken, resumed(trial)), client)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from tests.faults.outcome import Campaign, Outcome, named
+from tests.faults.outcome import ENDED_BEFORE, Campaign, Outcome, named
 from tests.faults.trial import CELLS, Damage, Ended, Runner, command_of, promises, resumed
 
 CELL_NOT_RUN = 6
@@ -51,8 +51,8 @@ def _killed_runner(
             hit = trial.start(*arguments, fault={"FAULT_AT": str(number), "FAULT_KIND": "stop"})
             moment = f"{number}: {named(campaign.calls()[number - 1])}"
             if not hit.until_halted():
-                ended = hit.wait()
-                yield Outcome(moment, "the run had ended before", Damage(broken=tuple(promises(ended, 0))))
+                hit.wait()
+                yield Outcome(moment, "", not_run=ENDED_BEFORE)
                 continue
             count = kill(hit)
             hit.wait()

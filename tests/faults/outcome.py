@@ -31,7 +31,7 @@ class Campaign:
     seed: int
     moments: int
     _made: int = 0
-    _calls: list[str] = field(default_factory=list)
+    _calls: dict[str, list[str]] = field(default_factory=dict)  # of a run in virtualenvs, and of one in containers
 
     def random(self, fault: str) -> random.Random:
         """The same moments for the same seed, whichever other faults are tried."""
@@ -47,24 +47,32 @@ class Campaign:
         finally:
             trial.remove()
 
-    def calls(self) -> Sequence[str]:
+    def calls(self, containers: dict[str, str] | None = None) -> Sequence[str]:
         """List the calls of an undisturbed run that change files of ours, in order."""
-        if not self._calls:
-            with self.trial() as trial:
+        runtime = "containers" if containers else "virtualenvs"
+        if runtime not in self._calls:
+            with self.trial(containers=containers or {}) as trial:
                 ended = trial.start(fault={}).wait()
                 assert ended.code == 0, ended.said
-                self._calls = [call.replace(str(trial.folder), "") for call in trial.calls.read_text().splitlines()]
-        return self._calls
+                calls = trial.calls.read_text(encoding="utf-8").splitlines()
+                self._calls[runtime] = [call.replace(str(trial.folder), "") for call in calls]
+        return self._calls[runtime]
 
-    def moments_of(self, fault: str, wanted: Callable[[str], bool] = lambda _: True) -> list[int]:
+    def moments_of(
+        self,
+        fault: str,
+        wanted: Callable[[str], bool] = lambda _: True,
+        containers: dict[str, str] | None = None,
+    ) -> list[int]:
         """Draw numbers of calls, from 1, spread over the run: one from each of equal parts of those wanted."""
-        numbers = [number for number, call in enumerate(self.calls(), 1) if wanted(call)]
+        numbers = [number for number, call in enumerate(self.calls(containers), 1) if wanted(call)]
         draw = self.random(fault)
         count = min(self.moments, len(numbers))
         edges = [round(part * len(numbers) / count) for part in range(count + 1)]
         return [numbers[draw.randrange(low, high)] for low, high in pairwise(edges)]
 
 
+ENDED_BEFORE = "the run had ended before that call"
 Fault = Callable[[Campaign], Iterator[Outcome]]
 
 

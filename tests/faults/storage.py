@@ -5,11 +5,12 @@ import json
 import os
 import resource
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.faults.kills import CELL_NOT_RUN, how
-from tests.faults.outcome import Campaign, Outcome, named
+from tests.faults.outcome import ENDED_BEFORE, Campaign, Outcome, named
 from tests.faults.trial import CELLS, Damage, Trial, promises, resumed, still_left
 
 STORAGE = 8
@@ -63,13 +64,16 @@ def _failing_calls(
             under = str(trial.results) if only_results else ""
             fault = {"FAULT_AT": str(number), "FAULT_KIND": str(error), **(more or {})}
             ended = trial.start(fault=fault, under=under).wait()
+            moment = f"{number}: {named(chosen[number - 1])}"
+            if not trial.was_hit(number):
+                yield Outcome(moment, "", not_run=ENDED_BEFORE)
+                continue
             # whatever could not be written is told; a cell that could not be given its files is an error of that cell
             broken = promises(ended, 0, CELL_NOT_RUN, STORAGE)
             if ended.code == STORAGE and os.strerror(error) not in ended.said:
                 broken.append(f"the error does not say {os.strerror(error)!r}: {ended.said[-300:]}")
             had = len(trial.kept())
             damage = joined(broken, resumed(trial))
-            moment = f"{number}: {named(chosen[number - 1])}"
             yield Outcome(moment, f"{how(ended)}, {had} cells kept, resumed", damage)
 
 
@@ -131,9 +135,12 @@ def removed_results(campaign: Campaign) -> Iterator[Outcome]:
     for number in moments[: max(1, campaign.moments // 4)]:
         with campaign.trial() as trial:
             hit = trial.start(fault={"FAULT_AT": str(number), "FAULT_KIND": "stop"})
-            if hit.until_halted():
-                trial.results.rename(trial.folder / "elsewhere")
-                hit.go_on()
+            if not hit.until_halted():
+                hit.wait()
+                yield Outcome(f"{number}", "", not_run=ENDED_BEFORE)
+                continue
+            trial.results.rename(trial.folder / "elsewhere")
+            hit.go_on()
             ended = hit.wait()
             had = len(trial.kept())
             damage = joined(promises(ended, 0, CELL_NOT_RUN, STORAGE), resumed(trial))
@@ -149,6 +156,9 @@ def clock_jumps(campaign: Campaign) -> Iterator[Outcome]:
         with campaign.trial() as trial:
             fault = {"FAULT_AT": str(number), "FAULT_KIND": "clock", "FAULT_CLOCK": str(seconds)}
             ended = trial.start(fault=fault).wait()
+            if not trial.was_hit(number):
+                yield Outcome(f"{number}, {words}", "", not_run=ENDED_BEFORE)
+                continue
             damage = joined(promises(ended, 0), resumed(trial))
             again = "taken from the store" if not damage.lost else "run again"
             yield Outcome(f"{number}, {words}", f"{how(ended)}, then all {again}", damage)
@@ -230,7 +240,7 @@ def later_run(campaign: Campaign) -> Iterator[Outcome]:
         trial.start("--run", "one").wait()
         path = trial.results / "one" / "run.json"
         path.write_text(json.dumps({**json.loads(path.read_bytes()), "schema": 7}), encoding="utf-8")
-        words = [subprocess.sys.executable, "-m", "toto_compat.cli", "report", "one"]  # type: ignore[attr-defined]
+        words = [sys.executable, "-m", "toto_compat.cli", "report", "one"]
         variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         done = subprocess.run(words, cwd=trial.folder, capture_output=True, text=True, env=variables, check=False)
         right = done.returncode == STORAGE and "run.json: written by a later version" in done.stderr

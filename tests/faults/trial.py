@@ -205,6 +205,10 @@ class Trial:
         allowed = {".lock"}
         return sorted(str(path.relative_to(self.folder)) for path in paths if path.name not in allowed)
 
+    def was_hit(self, number: int) -> bool:
+        """Tell if a runner with the shim came to the call of this number."""
+        return self.calls.exists() and len(self.calls.read_text(encoding="utf-8").splitlines()) >= number
+
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
