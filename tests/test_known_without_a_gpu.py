@@ -18,7 +18,14 @@ ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
 # Every cell that was run, by its run. The matrix beside them names more: what is not here is not known.
 COMMITTED: dict[str, tuple[str, ...]] = {
-    "cuda-lowered": ("torch-2.15.0-cu132/fixed_size/reduce-overhead@tiny",),
+    "cuda-lowered": (
+        "torch-2.15.0-cu132/fixed_size/reduce-overhead@tiny",
+        "torch-2.15.0-cu132/fixed_size/reduce-overhead@tiny-float16",
+    ),
+    "cuda-lowered-smoke": (
+        "torch-2.15.0-cu132/fixed_size/reduce-overhead",
+        "torch-2.9.0-cu128/fixed_size/reduce-overhead",
+    ),
     "cuda-interpreted": (),
     "cuda-refused": (),
 }
@@ -44,7 +51,7 @@ def names(cells: Sequence[StoredCell]) -> list[str]:
     return [str(cell.cell) for cell in cells]
 
 
-LOWERED, INTERPRETED, REFUSED = map(cells_of, COMMITTED)
+LOWERED, LOWERED_SMOKE, INTERPRETED, REFUSED = map(cells_of, COMMITTED)
 
 
 def test_the_committed_runs_hold_what_is_said_of_them_and_no_more() -> None:
@@ -54,7 +61,7 @@ def test_the_committed_runs_hold_what_is_said_of_them_and_no_more() -> None:
         assert sorted(names(cells_of(run))) == sorted(COMMITTED[run])
 
 
-@pytest.mark.parametrize("cell", LOWERED, ids=names(LOWERED))
+@pytest.mark.parametrize("cell", [*LOWERED, *LOWERED_SMOKE], ids=names([*LOWERED, *LOWERED_SMOKE]))
 def test_cuda_graphs_would_take_every_graph_of_fixed_size_whole_on_every_architecture(cell: StoredCell) -> None:
     found = lowered_in(cell)
     figure = found.figures["cudagraphs"]
@@ -79,8 +86,7 @@ def test_that_is_the_passes_the_draws_and_decode_steps_of_1_and_128_rows(cell: S
     assert half == any("autocast float16" in name for name in made_for)
 
 
-@pytest.mark.parametrize("cell", INTERPRETED, ids=names(INTERPRETED))
-def test_the_code_for_cuda_forecasts_as_eager_where_it_is_executed_without_a_gpu(cell: StoredCell) -> None:
+def check_interpreted(cell: StoredCell) -> None:
     found = cell.evidence[Suite.CUDA_EQUIVALENCE]
     assert found.outcome is Outcome.MEASURED, found.failure
     figure, control = found.figures["cuda_equivalence"], found.figures["cuda_equivalence_control"]
@@ -94,8 +100,17 @@ def test_the_code_for_cuda_forecasts_as_eager_where_it_is_executed_without_a_gpu
     assert found.details["not_lowered"] == []
 
 
-@pytest.mark.parametrize("cell", REFUSED, ids=names(REFUSED))
-def test_what_production_ran_is_not_taken_for_productions_reasons(cell: StoredCell) -> None:
+def test_the_code_for_cuda_forecasts_as_eager_where_it_is_executed_without_a_gpu() -> None:
+    for cell in INTERPRETED:
+        check_interpreted(cell)
+
+
+def test_what_production_ran_is_not_taken_for_productions_reasons() -> None:
+    for cell in REFUSED:
+        check_refused(cell)
+
+
+def check_refused(cell: StoredCell) -> None:
     found = lowered_in(cell)
     value = found.figures["cudagraphs"].value
     assert value is not None and value > 0
