@@ -3,7 +3,6 @@
 import errno
 import io
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -11,8 +10,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-
-from packaging.version import Version
 
 from toto_compat.environments.package_index import IndexSettings, open_url
 from toto_compat.errors import EnvironmentBuildError
@@ -66,19 +63,6 @@ class RangedFile(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-
-def listed_releases(package: str) -> list[Version]:
-    """List the releases of a package that the user's index has, oldest first; candidates and builds are left out."""
-    command = [sys.executable, "-m", "pip", "index", "versions", package, "--no-input", "--disable-pip-version-check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    listed = re.search(r"^Available versions:(.*)$", done.stdout, re.MULTILINE)
-    if done.returncode or listed is None:
-        raise EnvironmentBuildError(
-            f"pip lists no releases of {package}: {done.stderr.strip()[-300:]}", hint="check `pip config list`"
-        )
-    versions = (Version(one.strip()) for one in listed[1].split(","))
-    return sorted({Version(one.public) for one in versions if not one.is_prerelease})
 
 
 def wheel_url(package: str, version: str, python: str = "3.11") -> str:
