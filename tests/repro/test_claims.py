@@ -61,8 +61,8 @@ def test_the_page_is_what_the_command_prints_from_the_committed_evidence() -> No
 
 def test_every_claim_that_names_a_cell_names_the_figure_of_a_suite_that_measures_it() -> None:
     figures: dict[Suite, set[str]] = {suite: set() for suite in Suite}
-    for folder in sorted((ROOT / "results" / "reference").iterdir()):
-        for cell in load_run(folder).cells:
+    for info in sorted((ROOT / "results" / "reference").glob("*/run.json")):
+        for cell in load_run(info.parent).cells:
             for suite, evidence in cell.evidence.items():
                 figures[suite] |= set(evidence.figures)
     for claim in read_claims():

@@ -68,8 +68,8 @@ class Cluster:
         after: str | None = None,
     ) -> list[str]:
         """Submit one array whose jobs each call `function` with one of the paths; their ids, in the same order."""
-        # here and not above: whoever runs cells on this machine does without it
         try:
+            # here and not above: whoever runs cells on this machine does without it
             import submitit
         except ModuleNotFoundError as error:
             raise MissingExtraError(
