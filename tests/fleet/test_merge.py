@@ -168,6 +168,11 @@ def test_a_zipped_artifact_is_merged_and_leaves_nothing_behind(machines: Path) -
     assert not list(machines.glob(".merging-*"))
 
 
+def replaced_by_a_link(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
 HOSTILE: dict[str, tuple[Callable[[Path], object], type[TotoCompatError], str]] = {
     "no JSON": (lambda file: file.write_text("{", encoding="utf-8"), StorageError, "not a valid StoredCell file"),
     "nested too deeply": (lambda file: file.write_text("[" * 200_000, encoding="utf-8"), StorageError, ""),
@@ -176,7 +181,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], type[TotoCompatError], str]] 
         InputError,
         "holds a result of torch-2.12.0-cpu",
     ),
-    "a link": (lambda file: (file.unlink(), file.symlink_to("/dev/zero")), InputError, "not a plain file"),
+    "a link": (replaced_by_a_link, InputError, "not a plain file"),
     "too large": (lambda file: os.truncate(file, 65 * 1024**2), InputError, "no run writes files that large"),
 }
 
