@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
 from tests.environments.test_virtualenv import ENVIRONMENT, NAME, add_torch, add_wheel
 from tests.faults.outcome import Campaign, Outcome
@@ -52,7 +53,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.server.gone:
             self.connection.close()
             return
-        folder, _, name = self.path.strip("/").partition("/")
+        folder, _, name = unquote(self.path).strip("/").partition("/")
         content = self.server.page(name) if folder == "simple" else (self.server.wheels / name).read_bytes()
         self.send_response(200)
         self.send_header("Content-Type", "text/html" if folder == "simple" else "application/octet-stream")
