@@ -107,7 +107,8 @@ def test_the_answer_in_short_names_release_cache_mode_device_and_kind_of_evidenc
     bad = with_figures(good_result(torch="2.9.0"), {Gate.RECOMPILES: 3.0})
     judged = judged_run(bad, good_result(torch="2.13.0"), good_result(torch="2.15.0"))
     assert in_short(judged) == (
-        "on the CPU `fixed_size/default` passes since torch 2.13.0, measured; on CUDA nothing is measured."
+        "on the CPU `fixed_size/default`: fails in 2.9.0, good in 2.13.0 and 2.15.0 (not tried: 2.10, 2.11, 2.12, 2.14 "
+        "in between), measured; on CUDA nothing is measured."
     )
 
 

@@ -70,14 +70,14 @@ def readme_block(judged: JudgedRun, counts: Sequence[LogCount]) -> str:
 
 
 def in_short(judged: JudgedRun) -> str:
-    """One sentence: since which release, with which cache and mode, on which device, by what kind of evidence."""
+    """One sentence: in which releases, with which cache and mode, on which device, by what kind of evidence."""
     told = []
     for device, decision in judged.decision.devices.items():
         name = "the CPU" if device is Device.CPU else "CUDA"
         good = [one for one in (decision.contender, *decision.contenders) if one and one.history.good_since]
         rows = [cell for cell in judged.cells if cell.result.request.speaks_of is device]
         if good:
-            told.append(f"on {name} `{good[0].name}` passes since torch {good[0].history.good_since}, measured")
+            told.append(f"on {name} `{good[0].name}`: {good[0].history.text}, measured")
         elif any(cell.verdict is Status.FAIL for cell in rows):
             told.append(f"on {name} no cache passes on the newest release that was measured")
         elif rows:
