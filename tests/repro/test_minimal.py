@@ -41,9 +41,8 @@ def test_it_imports_torch_and_toto_and_nothing_of_this_package(cache: str) -> No
 
 
 def test_a_cache_that_is_a_model_of_its_own_says_what_it_is_and_what_to_do() -> None:
-    with pytest.raises(NoMinimalScript, match=r"model\.static_model:bind_static") as none:
+    with pytest.raises(NoMinimalScript, match=r"model\.static_model:bind_static.*replay the bundle instead"):
         script_of("fixed_size")
-    assert "replay the bundle" in none.value.hint
 
 
 def test_settings_are_in_it_under_the_names_of_both_ages() -> None:

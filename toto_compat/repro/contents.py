@@ -83,7 +83,7 @@ def add_script(contents: Contents, incident: Incident, result: CellResult) -> st
             expected=shown,
         )
     except NoMinimalScript as none:
-        contents.notes.append(f"no minimal script: {none.message}")
+        contents.notes.append(f"no minimal script: {none}")
         return ""
     contents.put(NAME, redact(script))
     return redact(script)

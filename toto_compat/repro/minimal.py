@@ -12,7 +12,6 @@ from string import Template
 from toto_compat.contract.caches import CACHES
 from toto_compat.contract.request import CellRequest, Workload
 from toto_compat.environments.requirements import requirements_of
-from toto_compat.errors import TotoCompatError
 from toto_compat.matrix.user_cache import split_source
 
 NAME = "minimal.py"
@@ -21,8 +20,11 @@ _PACKAGE = "toto_compat"
 _STANDALONE = frozenset({"torch", "toto", "typing", "math", "dataclasses", "functools", "collections", "abc", "enum"})
 
 
-class NoMinimalScript(TotoCompatError):  # noqa: N818 - told in a bundle, not a failure
+class NoMinimalScript(Exception):  # noqa: N818 - told in a bundle, not a failure
     """This cell's cache cannot stand in a script without this package; the message says what it needs."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}; replay the bundle instead")
 
 
 def minimal_script(request: CellRequest, *, title: str, python: str, toto_ts: str, expected: Iterable[str] = ()) -> str:
@@ -135,7 +137,6 @@ def cache_code(request: CellRequest) -> CacheCode:
         what = f"cache {name} is a model of its own: {row.code}" if row else f"{name} is a cache broken on purpose"
         raise NoMinimalScript(
             f"{what} in toto_compat {'' if row is None else '(pip install toto-compat)'}".strip(),
-            hint="replay the bundle instead: toto-compat repro BUNDLE",
         )
     if name == "upstream":
         return CacheCode("CACHE = KVCache  # toto-ts's own")
@@ -156,9 +157,9 @@ def _user_cache_code(source: str) -> str:
         for alias in node.names
     }
     if others := sorted(imported - _STANDALONE):
-        raise NoMinimalScript(f"{Path(file).name} imports {', '.join(others)}", hint="replay the bundle instead")
+        raise NoMinimalScript(f"{Path(file).name} imports {', '.join(others)}")
     if any(isinstance(node, ast.FunctionDef) and node.name == "bind" for node in ast.walk(tree)):
-        raise NoMinimalScript(f"{class_name} binds itself and is more than a cache", hint="replay the bundle instead")
+        raise NoMinimalScript(f"{class_name} binds itself and is more than a cache")
     return f"# --- {Path(file).name}\n{text.strip()}\n# ---\n\nCACHE = {class_name}"
 
 
