@@ -49,7 +49,8 @@ def test_every_cell_of_the_matrix_has_an_identifier_of_its_own() -> None:
 
 
 def test_a_selector_without_a_slash_is_an_environment() -> None:
-    assert requested_environments(select(CELLS, ["*-cu130"])) == ["torch-2.11.0-cu130", "torch-2.13.0-cu130"]
+    of_one_build = [f"torch-{release}-cu130" for release in ("2.11.0", "2.13.0", "2.14.1")]
+    assert requested_environments(select(CELLS, ["*-cu130"])) == of_one_build
     assert len(select(CELLS, ["torch-2.13.0-cpu"])) == len(CELLS) // len(MATRIX.environments)
 
 
@@ -188,7 +189,8 @@ def test_a_cache_of_the_users_own_is_asked_first_and_once_per_environment() -> N
 
 
 def test_the_newest_release_that_the_gpu_can_run_is_taken() -> None:
-    left_out = {"torch-2.15.0-cu132": "driver 570 is too old", "torch-2.13.0-cu130": "driver 570 is too old"}
+    too_new = ("torch-2.15.0-cu132", "torch-2.14.1-cu130", "torch-2.13.0-cu130")
+    left_out = dict.fromkeys(too_new, "driver 570 is too old")
     chosen = default_selection(MATRIX, Device.CUDA, "quick", left_out)
     assert requested_environments(chosen) == ["torch-2.9.0-cu128", "torch-2.11.0-cu130"]
     alone = default_selection(MATRIX, Device.CUDA, "quick", {"torch-2.9.0-cu128": "no kernels"})
