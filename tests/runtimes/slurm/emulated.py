@@ -61,8 +61,7 @@ class Emulated:
 
     def kill_node(self, node: str) -> None:
         """Kill everything on a node at once, as a power cut would."""
-        doomed = [int((self.folder / f"{node}.pid").read_text())]
-        jobs = set()
+        daemons, processes, jobs = [int((self.folder / f"{node}.pid").read_text())], [], set()
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 environment = (process / "environ").read_bytes().split(b"\0")
@@ -70,7 +69,7 @@ class Emulated:
                 continue
             ours = f"SLURM_CONF={self.folder}/slurm.conf".encode() in environment
             if ours and f"SLURMD_NODENAME={node}".encode() in environment:
-                doomed.append(int(process.name))
+                processes.append(int(process.name))
                 jobs |= {one.removeprefix(b"SLURM_JOB_ID=") for one in environment if one.startswith(b"SLURM_JOB_ID=")}
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -78,8 +77,9 @@ class Emulated:
             except OSError:
                 continue
             if program.startswith(str(self.folder)) and any(b"slurmstepd: [" + job + b"." in words for job in jobs):
-                doomed.append(int(process.name))
-        for pid in doomed:
+                daemons.append(int(process.name))
+        # first those that would tell the controller how the others ended
+        for pid in daemons + processes:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

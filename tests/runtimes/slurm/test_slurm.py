@@ -47,7 +47,7 @@ def over_time(
     project = Project(tmp_path_factory.mktemp("over_time"), cluster, minutes=1)
 
     def outstay() -> tuple[Project, Started]:
-        started = project.matrix({"upstream": "hang"}, *SMALL)
+        started = project.matrix("hang", UPSTREAM)
         started.end()
         return project, started
 
@@ -254,7 +254,8 @@ def test_a_run_that_has_ended_is_shown_and_nothing_of_it_is_submitted_again(mixe
     project, started = mixed
     asked = project.start("measure", "status", "one", "--wait")
     assert asked.end() == started.process.returncode == ExitCode.CELL_NOT_RUN
-    assert "submitted" not in asked.printed
+    assert "submitted again" not in asked.printed
+    assert "jobs to Slurm" not in asked.printed
     assert len(project.jobs_of("list_index")) == 2
 
 
@@ -272,7 +273,6 @@ def test_a_cell_that_outstays_its_time_limit_says_so(over_time: Future[tuple[Pro
     failure = project.cells()["upstream"].failure
     assert failure is not None
     assert (failure.kind, "slurm.minutes" in failure.message) == ("timeout", True)
-    assert project.cells()["fixed_size"].failure is None
     assert len(project.jobs_of("upstream")) == 1
 
 
