@@ -6,6 +6,7 @@ disks, and nobody who installed the command should be one typing mistake away fr
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -26,6 +27,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=18)
     parser.add_argument("--moments", type=int, default=20, help="of a run, for each fault that has moments")
     asked = parser.parse_args(words)
+    # told to go, it goes as after Ctrl-C: disks are unmounted, images and folders removed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="toto-faults-") as folder:
         told = campaign(Path(folder), asked.only or list(FAULTS), seed=asked.seed, moments=asked.moments)
     print(f"\n{table(told)}\n\n{summary(told)} (seed {asked.seed})")

@@ -2,6 +2,7 @@
 
 import http.server
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -51,7 +52,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.server.gone:
-            self.connection.close()
+            self._break_off()
             return
         folder, _, name = unquote(self.path).strip("/").partition("/")
         content = self.server.page(name) if folder == "simple" else (self.server.wheels / name).read_bytes()
@@ -64,9 +65,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.flush()
             self.server.gone = True
             self.server.asked.set()
-            self.connection.close()
+            self._break_off()
             return
         self.wfile.write(content)
+
+    def _break_off(self) -> None:
+        """End the connection for good: closing it here leaves it open as long as a file of it is."""
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, *_: object) -> None:
         """Say nothing: pip's own log tells what it asked for."""
