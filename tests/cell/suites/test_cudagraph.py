@@ -160,7 +160,7 @@ def test_parts_that_the_scheduler_keeps_out_are_counted() -> None:
     """Without a GPU that is all of a graph."""
     with torch.no_grad(), counting_kept_out() as kept_out:
         torch.compile(lambda x: x + 1, mode="reduce-overhead")(torch.ones(4))
-    assert kept_out == KeptOut(parts=1)
+    assert kept_out == KeptOut(parts=1, partitions=[[False]])
 
 
 @needs_graph_partition
@@ -174,7 +174,7 @@ def test_parts_count_only_where_cuda_graphs_are_wanted(
     monkeypatch.setattr(Scheduler, "graph_partition", lambda _scheduler: ([[], [], []], signatures))
     with torch._inductor.config.patch({"triton.cudagraphs": wanted}), counting_kept_out() as kept_out:
         assert Scheduler.graph_partition(None)[1] == signatures
-    assert kept_out == KeptOut(parts=parts)
+    assert kept_out == KeptOut(parts=parts, partitions=[[False, True, False]] if wanted else [])
 
 
 @needs_graph_partition
