@@ -10,7 +10,7 @@ from toto_compat.acceptance import sabotages
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.request import CacheRequest, CompileSettings, Device
-from toto_compat.contract.result import CellResult, Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import ExitCode
 from toto_compat.evidence.store import point_latest
@@ -102,15 +102,18 @@ def predicted(name: str) -> CellResult:
 class MatrixOfThisMachine:
     """Stands in for `run_matrix`, which needs the GPU: writes the runs that it would, and notes what it was asked."""
 
-    def __init__(self, *, broken_off_at: str = "") -> None:
+    def __init__(self, *, broken_off_at: str = "", cannot_run: str = "") -> None:
         self.asked: list[Asked] = []
-        self.broken_off_at = broken_off_at
+        self.broken_off_at, self.cannot_run = broken_off_at, cannot_run
 
     def __call__(self, asked: Asked) -> ExitCode:
         self.asked.append(asked)
         if asked.run == self.broken_off_at:
             raise KeyboardInterrupt
         cells = [self._cell(asked, selector) for selector in asked.selectors]
+        if asked.run == self.cannot_run:
+            failure = Failure(kind="environment", message="the machine is overloaded")
+            cells = [cell.model_copy(update={"evidence": {}, "failure": failure}) for cell in cells]
         store_run(asked.results, str(asked.run), cells, gates=GATES, device=asked.device)
         log = asked.results / str(asked.run) / "logs" / f"{cells[0].cell}.log"
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -104,6 +104,17 @@ def test_a_step_that_ended_is_not_taken_again_and_one_that_was_broken_off_is(
     assert third.runs == []
 
 
+def test_what_could_not_be_run_is_not_shown_and_tried_again_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    failing = sabotages.ALL[2].cache
+    assert accept(wanted(tmp_path), MatrixOfThisMachine(cannot_run=failing)) is Ended.NOT_SHOWN
+    second = MatrixOfThisMachine()
+    assert accept(wanted(tmp_path), second) is Ended.HELD
+    assert second.runs == [failing]
+
+
 def test_another_card_or_driver_does_not_go_on_with_what_the_first_one_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

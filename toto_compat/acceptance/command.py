@@ -99,9 +99,12 @@ def steps_of(matrix: Matrix) -> Mapping[StepName, Callable[[Acceptance], Found]]
 
 
 def _taken(acceptance: Acceptance, step: StepName, take: Callable[[Acceptance], Found], title: str) -> Acceptance:
-    """Take a step unless it has ended before; an error leaves it open, so that the next start tries it again."""
+    """Take a step unless it has ended before; one that an error ended, or that showed nothing, is tried again.
+
+    Its finished runs are not: what is tried again is what could not be run.
+    """
     before = acceptance.campaign.steps.get(step)
-    if before is not None:
+    if before is not None and before.ended is not Ended.NOT_SHOWN:
         say(f"{title}: {before.ended.value}, from {before.finished}")
         return acceptance
     say(f"{title}: begins")
