@@ -28,7 +28,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that no file of docs/ holds."""
     folder = ROOT / "results" / "reference"
     files.append(File.generated(config, "reference.md", content=reference_page(folder)))
-    files.append(File.generated(config, "releases.md", content=drift_markdown()))
+    files.append(File.generated(config, "differences.md", content=drift_markdown()))
     for name, page in report_pages(folder):
         files.append(File.generated(config, f"reference/{name}.html", content=page))
     return files

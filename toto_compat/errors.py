@@ -23,6 +23,7 @@ class ExitCode(IntEnum):
     ENGINE = 12  # the container engine does not answer or refused
     MISSING_EXTRA = 13  # the command needs packages that a slim install leaves out
     BUNDLE = 14  # a bundle is damaged, unsafe to unpack, or none of ours
+    SLURM = 15  # the cluster does not answer or refused the jobs
     INTERRUPTED = 130  # Ctrl-C
 
 

@@ -131,7 +131,7 @@ def test_what_the_driver_cannot_run_is_left_out_and_named(tmp_path: Path, monkey
     matrix = MatrixOfThisMachine()
     accept(wanted(tmp_path), matrix)
     campaign = report_in(tmp_path / "results" / "gpu-acceptance").campaign
-    assert campaign.about.environments == (PRODUCTION,)
+    assert campaign.about.environments == (PRODUCTION, "torch-2.10.0-cu128")
     assert "CUDA 13 needs 580" in campaign.left_out[NEWEST]
 
 

@@ -44,7 +44,7 @@ def floods_its_log(campaign: Campaign) -> Iterator[Outcome]:
             logs = {path: path.stat().st_size for path in trial.results.glob("latest/logs/**/*.log")}
             broken += [f"{path.name}: a log of {size} bytes" for path, size in logs.items() if size > LONGEST_LOG]
             largest = max(logs.values(), default=0)
-            if not any(b"MB left out" in path.read_bytes()[-200_000:] for path in logs):
+            if not any(b"MB left out" in path.read_bytes()[-1_000_000:] for path in logs):
                 broken.append("no log says that something was left out")
             happened = f"{how(ended)}, the log ends at {largest / 1e6:.0f} MB and says so"
             yield Outcome(behaviour, happened, joined(broken, resumed(trial)))
@@ -114,7 +114,7 @@ def torch_segfaults(campaign: Campaign) -> Iterator[Outcome]:
     """Give cells a torch that segfaults when it is imported: once before the probe, once behind it."""
     for probe, code, words in (
         (True, ENVIRONMENT_ERROR, "its probe ended with exit code 139"),
-        (False, CELL_NOT_RUN, "died of SIGSEGV"),
+        (False, CELL_NOT_RUN, "was killed by SIGSEGV"),
     ):
         with campaign.trial(probe=probe) as trial:
             trial.python = str(_python_with(trial.folder / "venv", "import ctypes\nctypes.string_at(0)\n"))

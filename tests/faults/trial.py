@@ -311,8 +311,9 @@ def whole_cell(path: Path) -> str:
     """Name the cell of a file that is whole and holds a measured cell; else nothing."""
     try:
         cell = json.loads(path.read_bytes())
-        return str(cell["cell"]) if cell["failure"] is None and cell["evidence"] else ""
-    except (OSError, ValueError, KeyError, TypeError):
+        measured = all(suite["outcome"] != "error" for suite in cell["evidence"].values())
+        return str(cell["cell"]) if cell["failure"] is None and cell["evidence"] and measured else ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
 
 

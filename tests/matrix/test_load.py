@@ -107,6 +107,7 @@ def test_the_shipped_profiles_time_enough_forecasts_for_a_percentile() -> None:
         "quick": 3,
         "full": 10,
         "production-check": 3,
+        "production-forecast": 3,
     }
     assert all(profile.iterations * profile.forecasts_per_iteration >= 30 for profile in profiles.values())
     assert profiles["production-check"].repeats == 3

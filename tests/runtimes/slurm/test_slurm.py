@@ -262,7 +262,7 @@ def test_a_run_that_has_ended_is_shown_and_nothing_of_it_is_submitted_again(mixe
 def test_what_slurm_refuses_is_told_in_its_own_words(tmp_path: Path, cluster: Emulated) -> None:
     project = Project(tmp_path, cluster, partition="nowhere")
     started = project.matrix("measure", UPSTREAM)
-    assert started.end() == ExitCode.ENGINE, started.printed
+    assert started.end() == ExitCode.SLURM, started.printed
     assert "invalid partition specified: nowhere" in started.printed
     assert "Traceback" not in started.printed
 

@@ -31,7 +31,7 @@ _STUCK = ("launch failed requeued held", "JobHoldMaxRequeue", "DependencyNeverSa
 class SlurmError(TotoCompatError):
     """Slurm does not answer, or refused."""
 
-    code = ExitCode.ENGINE
+    code = ExitCode.SLURM
 
 
 @dataclass(frozen=True)
