@@ -13,17 +13,17 @@ from toto_compat.repro.archive import unpack, write_bundle
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-# No code is generated: dynamo gives up while it traces, and soon, since the limit is 2.
+# No code is generated: dynamo gives up while it traces. The lengths are the shortest that reach the limit.
 INCIDENT = """\
 schema: 1
 title: recompile limit hit in positional_embedding
 date: "2025-10-30"
 environment: torch-2.13.0-cpu
 cache: list_index
-settings: {backend: eager, recompile_limit: 2}
-workload: {model: tiny, context: [64, 96], horizon: [64], batches: [1], sampling: [2/1]}
+settings: {backend: eager}
+workload: {model: tiny, context: [128, 160], horizon: [64], batches: [1], sampling: [2/1]}
 expect:
-  - {kind: recompile_limit, function: positional_embedding, limit: 2}
+  - {kind: recompile_limit, function: positional_embedding, limit: 8, reason: "6/7: kv_cache._current_idx[7] == 0"}
 """
 
 
@@ -45,7 +45,7 @@ def test_a_bundle_replays_in_an_empty_folder_and_its_script_showed_the_same(tmp_
     manifest = unpack(here / "b.zip", tmp_path / "out")
     assert manifest.shows == "REPRODUCED"
     printed = (tmp_path / "out" / "minimal.log").read_text(encoding="utf-8")
-    assert "hit config.recompile_limit (2)" in printed
+    assert "hit config.recompile_limit (8)" in printed
     assert "function: 'positional_embedding'" in printed
     assert any(name.startswith("trace/") for name in manifest.files)
 
