@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from toto_compat.contract.events import Event, EventKind, Severity
+from tests.repro.production_events import LIMIT_HIT
+from toto_compat.contract.events import Event
 from toto_compat.contract.request import CellRequest, CompileSettings
 from toto_compat.contract.result import CellResult, Failure, Figure, Outcome, Provenance, SuiteEvidence
 from toto_compat.contract.suites import Suite
@@ -41,16 +42,6 @@ ROOT = Path(__file__).parents[2]
 MATRIX = load_matrix(ROOT / "matrix.yaml")
 SHIPPED = load_incident(ROOT / "incidents" / "2025-10-30-recompile-limit.yaml")
 HERE = SHIPPED.model_copy(update={"environment": "torch-2.13.0-cpu"})
-LIMIT_HIT = Event(
-    kind=EventKind.RECOMPILE_LIMIT,
-    severity=Severity.ERROR,
-    function="positional_embedding",
-    file="toto/model/attention.py",
-    line=105,
-    compile_id="6/8",
-    reason="6/7: kv_cache._current_idx[7] == 0",
-    limit=8,
-)
 
 
 def ask(incident: Incident) -> CellRequest:

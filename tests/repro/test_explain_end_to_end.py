@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.repro.production_events import LIMIT_HIT
 from tests.runtimes.stub_runtime import StubRuntime
-from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import CellResult, Failure, Figure, Outcome, Provenance, SuiteEvidence
 from toto_compat.contract.suites import Suite
@@ -23,16 +23,6 @@ from toto_compat.runtimes.seam import OnLine, PreparedEnvironment
 ROOT = Path(__file__).parents[2]
 INCIDENT = ROOT / "incidents" / "2025-10-30-recompile-limit.yaml"
 OPTIONS = ["--environment", "torch-2.13.0-cpu", "--device", "cpu", "--matrix", str(ROOT / "matrix.yaml")]
-LIMIT_HIT = Event(
-    kind=EventKind.RECOMPILE_LIMIT,
-    severity=Severity.ERROR,
-    function="positional_embedding",
-    file="toto/model/attention.py",
-    line=105,
-    compile_id="6/8",
-    reason="6/7: kv_cache._current_idx[7] == 0",
-    limit=8,
-)
 
 
 class ActedRuntime(StubRuntime):
