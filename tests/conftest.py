@@ -5,6 +5,7 @@ A module with `pytestmark = pytest.mark.cell` imports torch at its top and is no
 
 import importlib.util
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,11 @@ WHOLE_MODULE = "cell tests need torch, which is not installed here: `nox -s test
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--side", choices=("host", "cell"), help="run only the tests of this side; the rest is left out")
+
+
+def pytest_configure() -> None:
+    # a shell starts what it puts in the background with SIGINT ignored, and whatever a test starts would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class LeftOutModule(pytest.File):

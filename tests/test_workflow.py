@@ -293,8 +293,6 @@ def start_run(project: Path) -> tuple[subprocess.Popen[str], int]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        # a shell starts what it puts in the background with SIGINT ignored, and that is inherited
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
     )
     assert process.stdout is not None
     seen = []
