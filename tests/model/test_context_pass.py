@@ -23,7 +23,7 @@ def context_of(length: int, series: int, variates: int) -> Context:
 
 def run(static: StaticPass, context: Context) -> Prefilled:
     static.put(context)
-    return static.result(static.forward(), context, keep=True)
+    return static.result(static.forward(), context, keep_keys=True)
 
 
 def assert_same(ours: Prefilled, plain: Prefilled) -> None:

@@ -115,7 +115,7 @@ def test_a_forecasts_samples_are_the_predicted_mixtures(horizon: int) -> None:
     drawn = static.generate_samples(series, horizon, num_samples=2000, samples_per_batch=500)
     parameters = static.teacher_forced(series, series.truth[..., :8])[0]
     points = min(horizon, 8)
-    prefilled = static._prefill(Context(series.inputs, series.padding_mask, series.id_mask))
+    prefilled = static._prefill(Context(series.inputs, series.padding_mask, series.id_mask), 1)
     standard = (drawn[:, :, :points] - prefilled.affine_loc.unsqueeze(-1)) / prefilled.affine_scale.unsqueeze(-1)
     df, loc, scale, probs = (parameters[name][:, :, :points].unsqueeze(3) for name in ("df", "loc", "scale", "probs"))
     by_component = stats.t(df.numpy()).cdf(((standard.unsqueeze(-1) - loc) / scale).numpy())

@@ -65,9 +65,9 @@ def test_a_wrong_step_of_many_rows_steps_aside_too() -> None:
 class WrongPass(StaticModel):
     """Takes the patch before the newest one for the newest."""
 
-    def _prefill(self, context: Any, *, whole: bool = False) -> Any:
+    def _prefill(self, context: Any, patches: int, *, whole: bool = False) -> Any:
         shorter = type(context)(*(part[..., : -self.patch_size] for part in vars(context).values() if part is not None))
-        return super()._prefill(shorter, whole=whole)
+        return super()._prefill(shorter, patches, whole=whole)
 
 
 def test_a_wrong_pass_steps_aside_in_a_forecast_of_one_patch() -> None:

@@ -325,10 +325,11 @@ class StaticPass(torch.nn.Module):
         scaled = (self.patches - loc.unsqueeze(-1)) / scale.unsqueeze(-1)
         return scaled, loc, scale, [count, mean, squares, lowest, highest]
 
-    def result(self, outputs: Sequence[Tensor], context: Context, *, keep: bool) -> Prefilled:
+    def result(self, outputs: Sequence[Tensor], context: Context, *, keep_keys: bool) -> Prefilled:
         """Bring a run's outputs into the form of the definition, in memory that no later run writes to.
 
-        Keys and values are the exception, unless they are to `keep`: whoever wants them copies them at once.
+        A CUDA graph's are overwritten when the next one runs, and draws or a new bucket may run before the keys and
+        values are laid into a decode step's buffers. Where no step comes, they are left out.
         """
         series = len(context.inputs)
         length, time_layers = self._length, sum(self.over_time)
@@ -347,12 +348,12 @@ class StaticPass(torch.nn.Module):
             state = state_after(self.scaler, context.inputs, context.padding_mask, self._loc, self._scale)
             last = slice(-self.size, None) if self._loc.shape[-1] > 1 else slice(None)
             loc, scale = self._loc[..., last], self._scale[..., last]
-        keys_values = [
-            value[..., : series * length, :].unflatten(3, (series, length)).permute(0, 3, 1, 2, 4, 5).flatten(1, 2)
+        of_layers = [
+            value[..., : series * length, :].unflatten(3, (series, length)).permute(0, 3, 1, 2, 4, 5)
             for value in outputs[len(outputs) - time_layers :]
+            if keep_keys
         ]
-        if keep:
-            keys_values = [value.clone() for value in keys_values]
+        keys_values = [value.clone(memory_format=torch.contiguous_format).flatten(1, 2) for value in of_layers]
         return Prefilled(
             parameters=tuple(parameters),
             affine_loc=loc,

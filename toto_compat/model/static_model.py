@@ -74,7 +74,7 @@ class StaticModel(StaticGraphs):
     def _forced(self, context: Context, truth: Tensor, patches: int) -> list[dict[str, Tensor]]:
         rows, size = len(truth), self.patch_size
         with self._observed(0):
-            prefilled = self._prefill(context)
+            prefilled = self._prefill(context, patches)
         first = self._named(prefilled.parameters)
         copies = rows // len(context.inputs)
         parameters = [{name: value.repeat(copies, *[1] * (value.dim() - 1)) for name, value in first.items()}]
@@ -109,7 +109,7 @@ class StaticModel(StaticGraphs):
     def _mean_of(self, context: Context, patches: int, forecast: Tensor) -> None:
         batch, size = len(forecast), self.patch_size
         with self._observed(0):
-            prefilled = self._prefill(context)
+            prefilled = self._prefill(context, patches)
             _, loc, _, probs = prefilled.parameters
             mean = (probs * loc).sum(-1).to(forecast.dtype)
             mean = without_extremes(mean * prefilled.affine_scale + prefilled.affine_loc)
@@ -141,7 +141,7 @@ class StaticModel(StaticGraphs):
         contexts, variates, _ = context.inputs.shape
         patches, size = ceil(horizon_steps / self.patch_size), self.patch_size
         with self._observed(0):
-            prefilled = self._prefill(context)
+            prefilled = self._prefill(context, patches)
             points = horizon_steps if patches == 1 else size
             first = self._draw_first(prefilled, points, num_samples)  # [contexts, variates, points, samples]
             if context.future is not None:
@@ -197,7 +197,7 @@ class StaticModel(StaticGraphs):
         patches, size = ceil(horizon_steps / self.patch_size), self.patch_size
         drawn = context.inputs.new_empty(rounds, rows, variates, patches * size)
         with self._observed(0):
-            prefilled = self._prefill(context, whole=True)
+            prefilled = self._prefill(context, patches, whole=True)
         first = (*prefilled.parameters, prefilled.affine_loc, prefilled.affine_scale)
         assert self._head is not None
         mixture = self._head.mixture
@@ -245,8 +245,8 @@ class StaticModel(StaticGraphs):
                 self._buckets.forget_batches_from(self._rows_asked)
                 raise
 
-    def _prefill(self, context: Context, *, whole: bool = False) -> Prefilled:
-        """The one pass over the context, or as many as its series take."""
+    def _prefill(self, context: Context, patches: int, *, whole: bool = False) -> Prefilled:
+        """The one pass over the context, or as many as its series take; a forecast of one patch needs no keys after."""
         series, variates, steps = context.inputs.shape
         if self.pass_class is None:
             return PlainPass(self.backbone, self._made_head()).run(context, whole=whole)
@@ -257,7 +257,7 @@ class StaticModel(StaticGraphs):
         prefilled = []
         for part in parts:
             bucket.module.put(part)
-            prefilled.append(bucket.module.result(bucket.run(), part, keep=len(parts) > 1))
+            prefilled.append(bucket.module.result(bucket.run(), part, keep_keys=patches > 1))
         return Prefilled.joined(prefilled)
 
     def _begin(

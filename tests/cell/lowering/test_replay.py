@@ -74,21 +74,23 @@ def worst(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return float("nan") if any(map(math.isnan, distances)) else max(distances)
 
 
+# One series is one pass, and what it left is read where it lies; several are joined.
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_fixed_size_forecasts_as_eager_through_replayed_graphs(loop: str, rehearsal: Rehearsal) -> None:
+def test_fixed_size_forecasts_as_eager_through_replayed_graphs(loop: str, batch: int, rehearsal: Rehearsal) -> None:
     model, eager = fixed_size(), upstream()
     for context in (5, 3, 5):
-        series = series_of(context=context, horizon=PATCHES)
+        series = series_of(context=context, horizon=PATCHES, batch=batch)
         assert worst(LOOPS[loop](model, series), LOOPS[loop](eager, series)) < RELATIVE
     assert sum(graph.calls for graph in rehearsal.graphs) >= 3 * (PATCHES - 1)
     assert rehearsal.poisonings > 0
 
 
-def test_direct_draws_are_the_same_through_replayed_graphs(rehearsal: Rehearsal) -> None:
+@pytest.mark.parametrize("batch", [1, 2])
+def test_direct_draws_are_the_same_through_replayed_graphs(batch: int, rehearsal: Rehearsal) -> None:
     model, eager = fixed_size("direct"), fixed_size("direct", mode=None)
-    model.generate_samples(series_of(horizon=PATCHES), 16, num_samples=4, samples_per_batch=2)  # makes all graphs
     for context in (5, 3, 5):
-        series = series_of(context=context, horizon=PATCHES)
+        series = series_of(context=context, horizon=PATCHES, batch=batch)
         assert worst(samples(model, series), samples(eager, series)) < RELATIVE
     assert rehearsal.poisonings > 0
 
