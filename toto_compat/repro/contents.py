@@ -20,7 +20,7 @@ from toto_compat.matrix.schema import CacheSource, Matrix
 from toto_compat.matrix.user_cache import BUILTIN, split_source, user_cache_files
 from toto_compat.repro.incident import Incident
 from toto_compat.repro.minimal import NAME, NoMinimalScript, minimal_script
-from toto_compat.repro.redaction import REDACTED, is_secret_name, redact, redact_variables
+from toto_compat.repro.redaction import redact, redact_data, redact_variables
 from toto_compat.repro.trace import MinimalRun
 
 INCIDENT = "incident.yaml"
@@ -205,17 +205,6 @@ def _text_of(path: Path, largest: int) -> str | None:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-
-
-def redact_data(data: Any, key: str = "") -> Any:
-    """Take secrets out of data: by the names of its keys, and by what its texts look like."""
-    if isinstance(data, Mapping):
-        return {name: redact_data(value, str(name)) for name, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [redact_data(value, key) for value in data]
-    if isinstance(data, str):
-        return REDACTED if data and is_secret_name(key) else redact(data)
-    return data
 
 
 def _yaml(data: Mapping[str, Any]) -> str:
