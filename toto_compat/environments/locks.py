@@ -97,6 +97,12 @@ def own_lock_path(environment_name: str) -> Path:
     return cache_folder() / "locks" / f"{environment_name}.txt"
 
 
+def found_lock_path(environment_name: str) -> Path:
+    """Name the lock that holds for an environment: the project's, and where it has none the user's own."""
+    path, own = lock_path(environment_name), own_lock_path(environment_name)
+    return own if not path.exists() and own.exists() else path
+
+
 def lock_on_the_spot(environment_name: str, environment: Environment, say: Callable[[str], None]) -> None:
     """Lock an environment that matrix.yaml does not have, if that was not done before."""
     try:
@@ -168,9 +174,7 @@ def parse_lock(text: str, path: Path) -> Lock:
 
 def read_lock(environment_name: str, environment: Environment, folder: Path | None = None) -> Lock:
     """Read the lock of an environment as matrix.yaml has it now; a missing or stale one is an error that says so."""
-    path = lock_path(environment_name, folder)
-    if folder is None and not path.exists() and own_lock_path(environment_name).exists():
-        path = own_lock_path(environment_name)
+    path = lock_path(environment_name, folder) if folder else found_lock_path(environment_name)
     again = f"`nox -s lock -- {environment_name}` writes it (it needs Python {environment.python} on this machine)"
     try:
         lock = parse_lock(path.read_text(encoding="utf-8"), path)
