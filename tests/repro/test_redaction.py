@@ -209,7 +209,7 @@ def test_what_the_compiler_says_passes_unchanged(log: Path) -> None:
         f"expiring-token===3.0.0 --hash=sha256:{'0123456789abcdef' * 4}  # expiring_token-3.0.0-py3-none-any.whl 5",
         "post_grad_custom_pre_pass=fuse, 'signature': {'in_ptr0': '*fp32'}",
         "/usr/lib/python3.11/secrets.py:33: in token_hex",
-        "token=None, password='' api_key: null",
+        "token=None, password='' api_key: null pw=***",
         "docker run --user 1000:1000",
         "git+https://host:443/x/toto@0123abc",
         "list(L['kwargs'].keys()) == ['access_token', 'mask']",

@@ -6,11 +6,9 @@ is counted again.
 
 import hashlib
 import json
-import os
 import re
 import stat
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -21,7 +19,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from toto_compat.contract.strict_model import StrictModel
-from toto_compat.errors import BundleError, StorageError
+from toto_compat.errors import BundleError
+from toto_compat.repro.new_file import new_file
 
 MANIFEST = "manifest.json"
 WHEELS = "wheels/"
@@ -83,32 +82,12 @@ def write_bundle(
     for name in listed:
         if problem := wrong_name(name):
             raise BundleError(f"{name!r} cannot be put into a bundle: {problem}")
-    if target.exists():
-        raise StorageError(f"{target} exists and is not overwritten", hint="name another file with -o")
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:80]}-", dir=target.parent)
-    except OSError as error:
-        raise StorageError(
-            f"{target}: cannot be written: {error.strerror}", hint="name another file with -o"
-        ) from error
-    try:
-        with os.fdopen(handle, "w+b") as file, zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(_entry(MANIFEST), manifest.model_dump_json(by_alias=True, indent=1) + "\n")
-            for name in sorted(files):
-                archive.writestr(_entry(name), files[name])
-            for name in sorted(wheels):
-                _copy_in(archive, name, wheels[name])
-        Path(temporary).chmod(0o644)
-        # a link and not a rename: it fails where somebody made the file meanwhile
-        os.link(temporary, target)
-    except FileExistsError:
-        raise StorageError(f"{target} exists and is not overwritten", hint="name another file with -o") from None
-    except OSError as error:
-        raise StorageError(
-            f"{target}: cannot be written: {error.strerror}", hint="name another file with -o"
-        ) from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with new_file(target) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        archive.writestr(_entry(MANIFEST), manifest.model_dump_json(by_alias=True, indent=1) + "\n")
+        for name in sorted(files):
+            archive.writestr(_entry(name), files[name])
+        for name in sorted(wheels):
+            _copy_in(archive, name, wheels[name])
     return manifest
 
 

@@ -21,10 +21,12 @@ from toto_compat.matrix.load import find_matrix_file, load_matrix
 from toto_compat.matrix.schema import Matrix
 from toto_compat.repro.archive import SUFFIX, WHEELS, Manifest, is_bundle, unpack, write_bundle
 from toto_compat.repro.contents import INCIDENT, MATRIX, PACKAGES, about, add_run, add_script, failing_frames, gather
-from toto_compat.repro.from_log import as_yaml, draft_incident, read_freeze, write_incident
+from toto_compat.repro.drafted import as_yaml, write_incident
+from toto_compat.repro.from_log import draft_incident
 from toto_compat.repro.incident import Incident
 from toto_compat.repro.outcome import Reproduction
 from toto_compat.repro.pins import is_pinned
+from toto_compat.repro.production_freeze import read_freeze
 from toto_compat.repro.red_cell import find_red_cell, incident_of
 from toto_compat.repro.redaction import redact
 from toto_compat.repro.seen import read_log_or_explain

@@ -68,9 +68,11 @@ WORD = re.compile(rf"(?>{_QUOTED}|\\\S|\S)++")
 SPOKEN = re.compile(rf"(?>{_QUOTED}|\\\S|\S)++(?:[ \t]++(?!\||{_NAME}[\"']?[=:])\S++)*+")
 # The value is in the lines below: nothing more in this one, or the mark of a block of YAML.
 BLOCK_MARK = re.compile(r"(?:[|>][-+0-9]{0,3})?[ \t]*+\r?\n(?=[ \t])")
-# It is redacted already, or says that there is none.
+# It is redacted already, by this or with asterisks, or says that there is none.
 STANDS = re.compile(
-    rf"[bru]?\\*+[\"'`]?{REDACTED}|(?:None|null|nil|true|false|\"\"|'')(?=[\s)}}\]]|[,;]\s|$)", re.I | re.M
+    rf"[bru]?\\*+[\"'`]?{REDACTED}"
+    r"|(?:None|null|nil|true|false|\"\"|''|[\"']?\*++[\"']?)(?=[\s)}\]]|[,;]\s|$)",
+    re.I | re.M,
 )
 # A name that only hints at a key: its value goes if it looks drawn at random.
 HINT = re.compile(r"key|auth|cred|pass|salt|nonce|signature|sig$", re.I)
