@@ -40,7 +40,7 @@ LAYERS = ("toto", "torch")  # in the order in which they are installed: what tot
 
 _PACKAGE_LINE = re.compile(
     r"^(?P<name>[A-Za-z0-9._-]+)={2,3}(?P<version>\S+) --hash=sha256:(?P<sha256>[0-9a-f]{64})"
-    r"  # (?P<file>\S+\.whl)(?: (?P<size>\d+))?$"
+    r"  # (?P<file>[^\s/\\]+\.whl)(?: (?P<size>\d+))?$"
 )
 
 

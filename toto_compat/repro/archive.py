@@ -4,6 +4,7 @@ Reading trusts nothing in it: names, kinds, sizes and hashes are checked before 
 is counted again.
 """
 
+import errno
 import hashlib
 import json
 import re
@@ -168,12 +169,15 @@ def unpack(path: Path, folder: Path, limits: Limits = LIMITS) -> Manifest:
             return manifest
     except FileNotFoundError:
         raise BundleError(f"{path}: there is no such file", hint="check the path") from None
+    except IsADirectoryError:
+        raise BundleError(f"{path}: a folder, not a file", hint=_OURS) from None
     except _DAMAGED as error:
-        raise BundleError(
-            f"{path}: no bundle, or a damaged one: {error}", hint="a bundle is the .zip that `toto-compat repro` writes"
-        ) from error
+        raise BundleError(f"{path}: no bundle, or a damaged one: {error}", hint=_OURS) from error
     except OSError as error:
-        raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}", hint="free space?") from error
+        if error.errno == errno.EINVAL:  # an offset in it leads to before its beginning
+            raise BundleError(f"{path}: no bundle, or a damaged one: an offset is wrong", hint=_OURS) from error
+        hint = "free space?" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check permissions and the disk"
+        raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}", hint=hint) from error
 
 
 def _checked_entries(archive: zipfile.ZipFile, path: Path, limits: Limits) -> dict[str, zipfile.ZipInfo]:
@@ -227,6 +231,7 @@ def _check_totals(entries: Mapping[str, zipfile.ZipInfo], path: Path, limits: Li
         raise BundleError(f"{path}: {(others + wheels) / 1e6:.0f} MB in all would be unpacked", hint=_BOMB)
 
 
+_OURS = "a bundle is the .zip that `toto-compat repro` writes"
 _UNSAFE = "no bundle of toto-compat has such a member; do not unpack it by other means"
 _BOMB = "no bundle of toto-compat is like that; do not unpack it by other means"
 
@@ -247,7 +252,7 @@ def _read_manifest(
     archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], path: Path, limits: Limits
 ) -> Manifest:
     if MANIFEST not in entries:
-        raise BundleError(f"{path}: no {MANIFEST} in it", hint="a bundle is the .zip that `toto-compat repro` writes")
+        raise BundleError(f"{path}: no {MANIFEST} in it", hint=_OURS)
     with archive.open(entries[MANIFEST]) as member:
         content = member.read(limits.manifest_bytes + 1)
     if len(content) > limits.manifest_bytes:

@@ -178,6 +178,11 @@ def _small_matrix(matrix: Matrix, request: CellRequest, contents: Contents) -> d
             "environments": {request.cell.environment: request.environment},
             "production": request.cell.environment,
             "caches": caches,
+            # an incident has its own; files of other workloads are not where this is read
+            "workloads": {
+                name: workload.model_copy(update={"csv": None, "checkpoint": None})
+                for name, workload in matrix.workloads.items()
+            },
         }
     )
     data: dict[str, Any] = redact_data(small.model_dump(mode="json", by_alias=True, exclude_defaults=True))

@@ -12,6 +12,7 @@ from toto_compat.repro.incident import load_incident
 from toto_compat.repro.new_file import new_file
 from toto_compat.repro.redaction import redact, redact_data
 from toto_compat.repro.seen import Seen
+from toto_compat.verdict.judge import one_line
 
 
 @dataclass
@@ -54,11 +55,6 @@ def _dumped(value: Mapping[str, Any]) -> str:
 
 def _remark(text: str) -> str:
     return one_line(redact(text))
-
-
-def one_line(text: str) -> str:
-    """The text in one line, without what YAML takes in no place."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def write_incident(text: str, target: Path) -> None:

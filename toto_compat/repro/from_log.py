@@ -17,7 +17,7 @@ from toto_compat.contract.request import TORCH_RELEASE, Device
 from toto_compat.errors import InputError
 from toto_compat.matrix.schema import Matrix
 from toto_compat.production import env_file
-from toto_compat.repro.drafted import Draft, one_line
+from toto_compat.repro.drafted import Draft
 from toto_compat.repro.production_freeze import Freeze
 from toto_compat.repro.redaction import REDACTED, redact, redact_variables
 from toto_compat.repro.seen import (
@@ -30,6 +30,7 @@ from toto_compat.repro.seen import (
     how_sure,
 )
 from toto_compat.repro.variables import why_refused
+from toto_compat.verdict.judge import one_line
 
 MODES = ("default", "reduce-overhead", "max-autotune")
 _MOST_EXPECTED = 12
