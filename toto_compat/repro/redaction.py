@@ -45,7 +45,7 @@ _MOST_LINES = 40  # of a value in brackets or in a block
 _OF_SEVERAL_WORDS = re.compile(r"pass|secret|cred|pw", re.I)
 _WEB = re.compile(r"(?:https?|ssh|git|file|svn|hg|bzr)$|.*\+(?:https?|ssh|git|file)$", re.I)
 # Under these keys names are those of packages, whatever they say.
-_PACKAGES = frozenset({"pins", "packages"})
+_PACKAGES = frozenset({"pins", "packages", "system_packages"})
 
 
 def redact(text: str) -> str:
@@ -89,7 +89,12 @@ def redact_data(data: Any, key: str = "") -> Any:
 def is_random(value: str) -> bool:
     """Tell whether a value looks drawn at random: long, of one word, letters and digits evenly used."""
     bare = value.strip("\"'`,;")
-    if len(bare) < 20 or re.search(r"[\s\\]", bare) or not re.search(r"\d", bare) or not re.search(r"[A-Za-z]", bare):
+    if (
+        len(bare) < 20
+        or re.search(r"[\s\\()\[\]{}<>,\"']", bare)
+        or not re.search(r"\d", bare)
+        or not re.search(r"[A-Za-z]", bare)
+    ):
         return False
     counts = Counter(bare)
     bits = -sum(count / len(bare) * math.log2(count / len(bare)) for count in counts.values())
@@ -129,17 +134,24 @@ def _without_assigned(text: str) -> str:
     for head in ASSIGNED.finditer(text):
         if head.start() < at or STANDS.match(text, head.end()):
             continue
-        if is_secret_name(head["name"]):
+        if is_secret_name(head["name"]) and not _is_spoken_of(text, head):
             start, end = _extent(text, head)
-        elif head.start() >= looked_at and HINT.search(head["name"]) and (word := WORD.match(text, head.end())):
-            looked_at = word.end()
-            start, end = word.span() if is_random(word[0]) else (at, at)
+        elif head.start() >= looked_at and HINT.search(head["name"]) and (value := _one_value(text, head.end())):
+            looked_at = value.end()
+            start, end = value.span() if is_random(value[0]) else (at, at)
         else:
             continue
         if start < end:
             pieces += [text[at:start], _emptied(text[start:end])]
             at = end
     return "".join([*pieces, text[at:]])
+
+
+def _is_spoken_of(text: str, head: re.Match[str]) -> bool:
+    """Tell of `First pass: ...` in a sentence, which is no password; one stands at the beginning of its line."""
+    if head["name"].lower() not in ("pass", "pw") or not head["gap"].startswith(":"):
+        return False
+    return bool(text[max(0, head.start() - 200) : head.start()].rpartition("\n")[2].strip(" \t-"))
 
 
 def _extent(text: str, head: re.Match[str]) -> tuple[int, int]:
@@ -157,6 +169,10 @@ def _extent(text: str, head: re.Match[str]) -> tuple[int, int]:
     spoken = head["gap"][-1].isspace() and "'" not in head["gap"] and '"' not in head["gap"]
     value = (SPOKEN if spoken and _OF_SEVERAL_WORDS.search(head["name"]) else WORD).match(text, at)
     return value.span() if value else (at, at)
+
+
+def _one_value(text: str, at: int) -> re.Match[str] | None:
+    return QUOTED_VALUE.match(text, at) or WORD.match(text, at)
 
 
 _AFTER_BRACKETS = tuple(",;)}]&>\"'")

@@ -51,7 +51,7 @@ def _is_secret(name: str) -> bool:
     end = len(words)
     while end > 1 and _SUFFIX.fullmatch(words[end - 1]):
         end -= 1
-    return end > 0 and _ends_as_one(written[:end])
+    return end > 0 and (_ends_as_one(written[:end]) or (len(words) == 1 and _ALONE.fullmatch(words[0]) is not None))
 
 
 def _is_token(words: list[str], at: int) -> bool:
@@ -64,7 +64,7 @@ def _is_token(words: list[str], at: int) -> bool:
 def _ends_as_one(words: list[str]) -> bool:
     last = words[-1].lower()
     if _LAST.fullmatch(last) or len(words) == 1:
-        return bool(_LAST.fullmatch(last) or _ALONE.fullmatch(last))
+        return _LAST.fullmatch(last) is not None
     in_capitals = all(word.isupper() or word.isdigit() for word in words)
     if in_capitals and _IN_CAPITALS.fullmatch(words[-1]):
         return True
