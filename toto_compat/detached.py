@@ -11,6 +11,7 @@ from toto_compat.errors import ExitCode
 from toto_compat.evidence.files import cache_folder
 from toto_compat.evidence.store import CellStore, find_run, load_run, write_run_info
 from toto_compat.report.publish import closing_lines, exit_code, publish
+from toto_compat.runtimes.interrupt import sigterm_as_interrupt
 from toto_compat.runtimes.local import FinishedCell
 from toto_compat.runtimes.progress import Progress, progress_for, say
 from toto_compat.runtimes.run import keep_cell, keep_log
@@ -19,7 +20,6 @@ from toto_compat.runtimes.slurm.exchange import Submission, exchange_of
 from toto_compat.runtimes.slurm.executor import submit
 from toto_compat.runtimes.slurm.watch import Watch
 from toto_compat.verdict.judged_run import judge_run
-from toto_compat.workflow import sigterm_as_interrupt
 
 
 def watch_again(run_folder: Path, progress: Progress) -> Watch:

@@ -1,12 +1,8 @@
 """The spine of `toto-compat matrix`: select, plan, prepare, run, judge, report, each from what the last returned."""
 
 import json
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -25,6 +21,7 @@ from toto_compat.report.publish import closing_lines, exit_code, publish
 from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.executors import EXECUTORS
 from toto_compat.runtimes.gpu import why_not_runnable
+from toto_compat.runtimes.interrupt import sigterm_as_interrupt
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.plan import plan_as_json, plan_run, plan_text
 from toto_compat.runtimes.prepare import prepare_run
@@ -106,25 +103,6 @@ def gpu_runner_would_add(matrix: Matrix, profile: str) -> str:
         f"a GPU runner would add {len(cells)} cells on {names}: CUDA timings, and CUDA graphs measured instead of "
         "predicted. There: `nox -s matrix`"
     )
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """A runner that is told to go (CI, nox) ends like one that gets Ctrl-C."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous: Callable[[int, FrameType | None], object] | int | None
-    try:
-        previous = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: whoever runs that owns the signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 @click.command("matrix")

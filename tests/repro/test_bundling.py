@@ -1,5 +1,8 @@
 """Bundles on the command line: of a red cell, and what is told where one cannot be made or replayed."""
 
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,13 +11,16 @@ from click.testing import CliRunner, Result
 from tests.verdict.sample_cells import good_result, production_incident
 from tests.verdict.stored_runs import judged_run, store_run
 from toto_compat.errors import BundleError, ExitCode, InputError, SelectionError
-from toto_compat.evidence.store import StoredCell, log_path
+from toto_compat.evidence.store import StoredCell, load_run, log_path
+from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import load_matrix
 from toto_compat.report.page_data import cell_details
 from toto_compat.repro.archive import Manifest, unpack, write_bundle
-from toto_compat.repro.bundling import ToRun, compared_with_bundle
 from toto_compat.repro.command import repro_command
 from toto_compat.repro.incident import load_incident
+from toto_compat.repro.red_cell import incident_of
+from toto_compat.repro.replay import ToRun, compared_with_bundle
+from toto_compat.verdict.judge import Status
 
 ROOT = Path(__file__).parents[2]
 RED = "torch-2.13.0-cpu/list_index/default"
@@ -135,6 +141,40 @@ def test_words_that_ask_for_nothing_are_a_usage_error(tmp_path: Path) -> None:
     assert repro().exit_code == ExitCode.USAGE
     assert repro("a", "b", "c").exit_code == ExitCode.USAGE
     assert repro("a.yaml", "--from-log", "x.log").exit_code == ExitCode.USAGE
+    for option in ("--torch", "--freeze", "--env"):
+        assert "--from-log" in (unheard := repro("a.yaml", option, "2.9.0")).output
+        assert unheard.exit_code == ExitCode.USAGE
+    assert repro("a.yaml", "--explain", "all", "--bundle").exit_code == ExitCode.USAGE
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused = repro(str(tmp_path / "pipe"))
+    assert isinstance(refused.exception, InputError)
+    assert "a pipe" in refused.exception.message
+
+
+def test_a_bundle_that_is_told_to_go_while_it_is_written_leaves_nothing(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(_: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr("toto_compat.repro.archive._entry", stopped)
+    assert with_matrix("run", RED, "--no-trace", "-o", "b.zip").exit_code != 0
+    assert set(tmp_path.iterdir()) - before <= {tmp_path / "cache"}
+
+
+def test_a_cell_that_failed_on_series_of_the_users_own_alone_has_no_bundle(run_folder: Path) -> None:
+    cell = judged_run(production_incident()).cells[0]
+    (judged, *_) = (one for one in cell.gates.values() if one.status is Status.FAIL)
+    of_series = next(gate for gate in Gate if gate.rule.suite.rule.needs_symbols)
+    result = cell.result.model_copy(update={"evidence": {}})
+    alone = replace(cell, result=result, decided_by=of_series, gates={of_series: replace(judged, gate=of_series)})
+    with pytest.raises(SelectionError, match="a replay could look for nothing in it") as caught:
+        incident_of(load_run(run_folder), alone)
+    assert "workload.csv" in caught.value.hint
 
 
 def test_a_replay_tells_which_packages_differ() -> None:

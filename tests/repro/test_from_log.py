@@ -1,5 +1,6 @@
 """An incident file from a log: what it shows is filled in, what it cannot know is named, and no secret gets through."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from click.testing import CliRunner
 
 from toto_compat.errors import ExitCode, InputError, StorageError, TotoCompatError
 from toto_compat.repro.command import repro_command
-from toto_compat.repro.from_log import read_freeze
-from toto_compat.repro.incident import Incident, load_incident
+from toto_compat.repro.drafted import write_incident
+from toto_compat.repro.incident import Incident, is_like, load_incident
+from toto_compat.repro.production_freeze import read_freeze
 from toto_compat.repro.seen import guess_cache, how_sure, read_log
 
 ROOT = Path(__file__).parents[2]
@@ -192,3 +194,111 @@ def test_what_the_log_says_cannot_become_yaml_of_its_own(tmp_path: Path) -> None
     incident, text, _ = from_log(log, tmp_path / "i.yaml")
     assert len(incident.expect) == 1
     assert isinstance(yaml.safe_load(text), dict)
+
+
+@pytest.mark.parametrize("guard", ["api_key='abc123'", "L['cfg'] == Config(token='abc123')", "password: abc123 def"])
+def test_a_quoted_secret_in_a_guard_leaves_yaml_and_anything_in_its_place(tmp_path: Path, guard: str) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(LIMIT.replace("kv_cache._current_idx[7] == 0", guard), encoding="utf-8")
+    incident, text, printed = from_log(log, tmp_path / "i.yaml")
+    assert "abc123" not in text + printed
+    assert incident.expect[0].reason is None
+    assert is_like(incident.expect[0].reason_like or "", f"6/7: {guard}")
+
+
+def test_a_guard_on_a_number_is_expected_word_for_word_whatever_its_name(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(LIMIT.replace("kv_cache._current_idx[7]", "L['self'].access_token"), encoding="utf-8")
+    incident, _, _ = from_log(log, tmp_path / "i.yaml")
+    assert incident.expect[0].reason == "6/7: L['self'].access_token == 0"
+
+
+FREEZE = "torch==2.9.0+cu128\ntoto-ts==0.2.0\n"
+
+
+def with_freeze(tmp_path: Path, text: str) -> tuple[Incident, str]:
+    (tmp_path / "freeze.txt").write_text(text, encoding="utf-8")
+    incident, written, _ = from_log(PRODUCTION, tmp_path / "i.yaml", "--freeze", str(tmp_path / "freeze.txt"))
+    return incident, written
+
+
+def test_packages_that_are_named_like_secrets_are_pinned_all_the_same(tmp_path: Path) -> None:
+    incident, _ = with_freeze(tmp_path, f"{FREEZE}djangorestframework-api-key==3.0.0\nexpiring-token===3.0.0\n")
+    assert incident.pins is not None
+    assert {"djangorestframework-api-key==3.0.0", "expiring-token==3.0.0"} <= set(incident.pins.frozen)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("-e /srv/bot\n", "left out, since their lines name no release: bot"),
+        ("-e git+https://u:hunter2hunter2@h\n", "left out, since their lines name no release: one that is not named"),
+        ("bot @ file:///srv/bot\n", "left out, since their lines name no release: bot"),
+    ],
+)
+def test_what_a_freeze_names_without_a_release_is_told(tmp_path: Path, lines: str, told: str) -> None:
+    _, text = with_freeze(tmp_path, FREEZE + lines)
+    assert told in text
+    assert "hunter2" not in text
+
+
+def test_a_build_that_cannot_be_had_is_told_and_not_replaced_in_silence(tmp_path: Path) -> None:
+    _, text = with_freeze(tmp_path, FREEZE.replace("cu128", "rocm6.4"))
+    assert "torch is a build for rocm6.4 there, and none can be had: cu128 is taken" in text
+    assert "# unknown: how it is with torch's build for rocm6.4" in text
+
+
+@pytest.mark.parametrize(
+    ("freeze", "told"),
+    [
+        ("torch==2.9.0.post1\n", "torch 2.9.0.post1, which is no release"),
+        ("torch==2.9\n", "torch 2.9, which is no release"),
+        ("torch==1!2.9.0\n", "torch 1!2.9.0, which is no release"),
+        (f"{FREEZE}torch==2.8.0\n", "freeze.txt:3: torch is 2.8.0 here and 2.9.0+cu128 above"),
+    ],
+)
+def test_a_freeze_whose_torch_cannot_be_had_is_refused(tmp_path: Path, freeze: str, told: str) -> None:
+    (tmp_path / "freeze.txt").write_text(freeze, encoding="utf-8")
+    error = error_of(PRODUCTION, "--freeze", str(tmp_path / "freeze.txt"), "-o", str(tmp_path / "i.yaml"))
+    assert isinstance(error, InputError)
+    assert told in error.message
+
+
+@pytest.mark.parametrize("option", ["--from-log", "--freeze", "--env"])
+def test_a_pipe_and_a_folder_are_refused_and_not_waited_for(tmp_path: Path, option: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        words = [option, str(path), *(["--from-log", str(PRODUCTION)] if option != "--from-log" else [])]
+        run = CliRunner().invoke(repro_command, [*words, "--matrix", str(ROOT / "matrix.yaml")])
+        assert isinstance(run.exception, InputError), run.output
+        assert run.exception.hint
+
+
+def test_an_env_file_that_is_no_text_and_a_log_without_a_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.env").write_bytes(bytes(range(128, 256)) * 4)
+    assert "no env file" in error_of(PRODUCTION, "--env", str(tmp_path / "x.env")).message
+    assert "no log is named" in error_of(PRODUCTION, "--from-log", "").message
+
+
+def test_no_name_of_a_file_and_no_variable_ends_a_comment(tmp_path: Path) -> None:
+    log = tmp_path / "x\nschema: 2\x07.log"
+    log.write_text(LIMIT, encoding="utf-8")
+    (tmp_path / "x.env").write_text("export TOTO_COMPILE_MODE='a\nschema: 3'\n", encoding="utf-8")
+    _, text, _ = from_log(log, tmp_path / "i.yaml", "--env", str(tmp_path / "x.env"))
+    assert yaml.safe_load(text)["schema"] == 1
+    assert not [line for line in text.splitlines() if line.startswith(("schema: 2", "schema: 3"))]
+
+
+def test_a_full_disk_and_an_interrupt_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for write, raised in ((full, StorageError), (stopped, KeyboardInterrupt)):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "write_text", write)
+            with pytest.raises(raised):
+                write_incident("schema: 1\n", tmp_path / "i.yaml")
+        assert list(tmp_path.iterdir()) == []

@@ -103,6 +103,8 @@ def test_a_package_of_the_freeze_can_be_left_out_whatever_its_line_is(tmp_path: 
         ("scipy===not.a.version", "its version is none that pip knows"),
         ("numpy==1.26.4", "numpy 2.1.3 in freeze.txt:3 and 1.26.4 in freeze.txt:9; accepted one version of each"),
         ("pydantic-core==2.0\npydantic==1.10.0", "the cell itself needs it"),
+        ("bot @ git+https://u:secret/y@h/bot.git", "not a release; leave the package out"),
+        (f"bot @ git+https://u:secret{'x' * 120}@h/bot.git", "not a release; leave the package out"),
     ],
 )
 def test_a_line_that_no_environment_can_be_built_from_is_told_with_its_place(
@@ -147,6 +149,15 @@ def test_a_line_that_no_environment_can_be_built_from_is_told_with_its_place(
             '  python: "3.13"\n  torch: "2.9.0"\n  cuda: cpu\nenvironment: torch-2.13.0-cpu\n',
             "pins: found pins beside environment 'torch-2.13.0-cpu'; accepted one of the two",
         ),
+        (
+            '  python: "3.13"\n  torch: "2.9.0"\n  cuda: cpu\n  packages: {"-fhttp://h/x": "1.0"}\n',
+            "found no name of a package; accepted letters, digits",
+        ),
+        (
+            '  python: "3.13"\n  cuda: cpu\n  frozen: ["torch==2.9.0.post1"]\n',
+            "torch 2.9.0.post1 in pins.frozen:1; acc",
+        ),
+        ('  python: "3.13"\n  cuda: cpu\n  frozen: ["torch==2.9"]\n', "torch 2.9 in pins.frozen:1; accepted one exact"),
         ('  pyton: "3.13"\n', "did you mean python?"),
         (
             '  python: "3.13"\n  torch: "2.9.0"\n  cuda: cpu\n  toto_ts: ../no-such-fork\n',

@@ -40,7 +40,7 @@ LAYERS = ("toto", "torch")  # in the order in which they are installed: what tot
 
 _PACKAGE_LINE = re.compile(
     r"^(?P<name>[A-Za-z0-9._-]+)={2,3}(?P<version>\S+) --hash=sha256:(?P<sha256>[0-9a-f]{64})"
-    r"  # (?P<file>\S+\.whl)(?: (?P<size>\d+))?$"
+    r"  # (?P<file>[^\s/\\]+\.whl)(?: (?P<size>\d+))?$"
 )
 
 
@@ -95,6 +95,12 @@ def lock_path(environment_name: str, folder: Path | None = None) -> Path:
 def own_lock_path(environment_name: str) -> Path:
     """Name the lock of an environment that is not the project's but one user's: it lies in that user's cache folder."""
     return cache_folder() / "locks" / f"{environment_name}.txt"
+
+
+def found_lock_path(environment_name: str) -> Path:
+    """Name the lock that holds for an environment: the project's, and where it has none the user's own."""
+    path, own = lock_path(environment_name), own_lock_path(environment_name)
+    return own if not path.exists() and own.exists() else path
 
 
 def lock_on_the_spot(environment_name: str, environment: Environment, say: Callable[[str], None]) -> None:
@@ -168,9 +174,7 @@ def parse_lock(text: str, path: Path) -> Lock:
 
 def read_lock(environment_name: str, environment: Environment, folder: Path | None = None) -> Lock:
     """Read the lock of an environment as matrix.yaml has it now; a missing or stale one is an error that says so."""
-    path = lock_path(environment_name, folder)
-    if folder is None and not path.exists() and own_lock_path(environment_name).exists():
-        path = own_lock_path(environment_name)
+    path = lock_path(environment_name, folder) if folder else found_lock_path(environment_name)
     again = f"`nox -s lock -- {environment_name}` writes it (it needs Python {environment.python} on this machine)"
     try:
         lock = parse_lock(path.read_text(encoding="utf-8"), path)

@@ -29,9 +29,9 @@ from toto_compat.releases.running import pruned_after
 from toto_compat.releases.search import Found, NoChange, NothingToCompare
 from toto_compat.releases.upgrade import WATCHED
 from toto_compat.runtimes.device import choose_device
+from toto_compat.runtimes.interrupt import sigterm_as_interrupt
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.progress import say
-from toto_compat.workflow import sigterm_as_interrupt
 
 FOLDER = "bisects"
 NOT_RUN = "not run"

@@ -26,11 +26,11 @@ from toto_compat.releases.listing import PYTORCH_INDEX, State
 from toto_compat.releases.running import pruned_after, run_cells
 from toto_compat.releases.upgrade import Upgrade, compare_release, upgrade_lines
 from toto_compat.runtimes.device import choose_device
+from toto_compat.runtimes.interrupt import sigterm_as_interrupt
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.progress import say
 from toto_compat.verdict.judge import JudgedCell
 from toto_compat.verdict.judged_run import judge_run
-from toto_compat.workflow import sigterm_as_interrupt
 
 
 @click.command("release-check")

@@ -4,13 +4,12 @@ Reading trusts nothing in it: names, kinds, sizes and hashes are checked before 
 is counted again.
 """
 
+import errno
 import hashlib
 import json
-import os
 import re
 import stat
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -21,7 +20,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from toto_compat.contract.strict_model import StrictModel
-from toto_compat.errors import BundleError, StorageError
+from toto_compat.errors import BundleError
+from toto_compat.repro.new_file import new_file
 
 MANIFEST = "manifest.json"
 WHEELS = "wheels/"
@@ -83,32 +83,12 @@ def write_bundle(
     for name in listed:
         if problem := wrong_name(name):
             raise BundleError(f"{name!r} cannot be put into a bundle: {problem}")
-    if target.exists():
-        raise StorageError(f"{target} exists and is not overwritten", hint="name another file with -o")
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:80]}-", dir=target.parent)
-    except OSError as error:
-        raise StorageError(
-            f"{target}: cannot be written: {error.strerror}", hint="name another file with -o"
-        ) from error
-    try:
-        with os.fdopen(handle, "w+b") as file, zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(_entry(MANIFEST), manifest.model_dump_json(by_alias=True, indent=1) + "\n")
-            for name in sorted(files):
-                archive.writestr(_entry(name), files[name])
-            for name in sorted(wheels):
-                _copy_in(archive, name, wheels[name])
-        Path(temporary).chmod(0o644)
-        # a link and not a rename: it fails where somebody made the file meanwhile
-        os.link(temporary, target)
-    except FileExistsError:
-        raise StorageError(f"{target} exists and is not overwritten", hint="name another file with -o") from None
-    except OSError as error:
-        raise StorageError(
-            f"{target}: cannot be written: {error.strerror}", hint="name another file with -o"
-        ) from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with new_file(target) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        archive.writestr(_entry(MANIFEST), manifest.model_dump_json(by_alias=True, indent=1) + "\n")
+        for name in sorted(files):
+            archive.writestr(_entry(name), files[name])
+        for name in sorted(wheels):
+            _copy_in(archive, name, wheels[name])
     return manifest
 
 
@@ -189,12 +169,15 @@ def unpack(path: Path, folder: Path, limits: Limits = LIMITS) -> Manifest:
             return manifest
     except FileNotFoundError:
         raise BundleError(f"{path}: there is no such file", hint="check the path") from None
+    except IsADirectoryError:
+        raise BundleError(f"{path}: a folder, not a file", hint=_OURS) from None
     except _DAMAGED as error:
-        raise BundleError(
-            f"{path}: no bundle, or a damaged one: {error}", hint="a bundle is the .zip that `toto-compat repro` writes"
-        ) from error
+        raise BundleError(f"{path}: no bundle, or a damaged one: {error}", hint=_OURS) from error
     except OSError as error:
-        raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}", hint="free space?") from error
+        if error.errno == errno.EINVAL:  # an offset in it leads to before its beginning
+            raise BundleError(f"{path}: no bundle, or a damaged one: an offset is wrong", hint=_OURS) from error
+        hint = "free space?" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check permissions and the disk"
+        raise BundleError(f"{path}: cannot be unpacked: {error.strerror or error}", hint=hint) from error
 
 
 def _checked_entries(archive: zipfile.ZipFile, path: Path, limits: Limits) -> dict[str, zipfile.ZipInfo]:
@@ -248,6 +231,7 @@ def _check_totals(entries: Mapping[str, zipfile.ZipInfo], path: Path, limits: Li
         raise BundleError(f"{path}: {(others + wheels) / 1e6:.0f} MB in all would be unpacked", hint=_BOMB)
 
 
+_OURS = "a bundle is the .zip that `toto-compat repro` writes"
 _UNSAFE = "no bundle of toto-compat has such a member; do not unpack it by other means"
 _BOMB = "no bundle of toto-compat is like that; do not unpack it by other means"
 
@@ -268,7 +252,7 @@ def _read_manifest(
     archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], path: Path, limits: Limits
 ) -> Manifest:
     if MANIFEST not in entries:
-        raise BundleError(f"{path}: no {MANIFEST} in it", hint="a bundle is the .zip that `toto-compat repro` writes")
+        raise BundleError(f"{path}: no {MANIFEST} in it", hint=_OURS)
     with archive.open(entries[MANIFEST]) as member:
         content = member.read(limits.manifest_bytes + 1)
     if len(content) > limits.manifest_bytes:

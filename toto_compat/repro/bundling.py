@@ -1,8 +1,6 @@
 """Bundles on the command line: made of an incident that was run again or of a red cell, and unpacked for a replay."""
 
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +12,22 @@ from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import CellResult
 from toto_compat.environments.locks import Lock, lock_on_the_spot, read_lock
 from toto_compat.environments.wheelhouse import fetch_wheels, verify_wheels, wheel_path
-from toto_compat.errors import BundleError, EnvironmentBuildError, InputError
-from toto_compat.evidence.files import cache_folder
+from toto_compat.errors import EnvironmentBuildError, InputError
 from toto_compat.evidence.store import log_path
 from toto_compat.matrix.load import find_matrix_file, load_matrix
 from toto_compat.matrix.schema import Matrix
-from toto_compat.repro.archive import SUFFIX, WHEELS, Manifest, is_bundle, unpack, write_bundle
-from toto_compat.repro.contents import INCIDENT, MATRIX, PACKAGES, about, add_run, add_script, failing_frames, gather
-from toto_compat.repro.from_log import as_yaml, draft_incident, read_freeze, write_incident
+from toto_compat.repro.archive import SUFFIX, is_bundle, write_bundle
+from toto_compat.repro.contents import INCIDENT, about, add_run, add_script, failing_frames, gather
+from toto_compat.repro.drafted import as_yaml, write_incident
+from toto_compat.repro.from_log import draft_incident
 from toto_compat.repro.incident import Incident
 from toto_compat.repro.outcome import Reproduction
 from toto_compat.repro.pins import is_pinned
+from toto_compat.repro.production_freeze import read_freeze
 from toto_compat.repro.red_cell import find_red_cell, incident_of
 from toto_compat.repro.redaction import redact
-from toto_compat.repro.seen import read_log_or_explain
+from toto_compat.repro.replay import ToRun, replayed
+from toto_compat.repro.seen import is_named_pipe, read_log_or_explain
 from toto_compat.repro.trace import MinimalRun, run_minimal
 from toto_compat.runtimes.open import RuntimeName, open_runtime
 from toto_compat.runtimes.progress import say
@@ -66,21 +66,14 @@ def bundling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@dataclass(frozen=True)
-class ToRun:
-    """An incident to run: a file, the matrix that comes with it, and the bundle that it is from."""
-
-    incident_file: Path
-    matrix_file: Path | None
-    manifest: Manifest | None = None
-    packages: tuple[str, ...] = ()
-
-
 @contextmanager
 def what_to_run(
     words: tuple[str, ...], options: Bundling, matrix_file: Path | None, runtime: RuntimeName
 ) -> Iterator[ToRun | None]:
     """Do what is asked unless it is to run an incident; then give that, for as long as its files are there."""
+    only = {"--torch": options.torch, "--freeze": options.freeze, "--env": options.env_file}
+    if options.from_log is None and (given := [name for name, value in only.items() if value is not None]):
+        raise click.UsageError(f"{given[0]} is for an incident from a log: name --from-log LOG too")
     if options.from_log is not None:
         if words:
             raise click.UsageError("--from-log writes an incident; run that afterwards")
@@ -91,6 +84,8 @@ def what_to_run(
         yield None
     elif len(words) != 1:
         raise click.UsageError("name an INCIDENT.yaml, a BUNDLE, or a RUN and one of its red CELLs")
+    elif is_named_pipe(Path(words[0])):
+        raise InputError(f"{words[0]}: a pipe, which would be waited for", hint="name a file")
     elif is_bundle(Path(words[0])):
         with replayed(Path(words[0])) as to_run:
             yield to_run
@@ -227,62 +222,3 @@ def _lock_of(request: CellRequest) -> Lock:
     if is_pinned(name):
         lock_on_the_spot(name, request.environment, say)
     return read_lock(name, request.environment)
-
-
-# --- replaying --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def replayed(path: Path) -> Iterator[ToRun]:
-    """Unpack a bundle that holds what it says, and let its wheels stand in for the package index while it is run."""
-    with tempfile.TemporaryDirectory(prefix="bundle-", dir=cache_folder()) as scratch:
-        folder = Path(scratch)
-        manifest = unpack(path, folder)
-        for needed in (INCIDENT, MATRIX):
-            if not (folder / needed).is_file():
-                raise BundleError(f"{path}: no {needed} in it", hint="it is no bundle of an incident or a cell")
-        say(f"{path.name}: {len(manifest.files)} files, every hash as in its manifest; it showed {manifest.shows}")
-        if any(name.startswith("cache/") for name in manifest.files):
-            say("it brings code of its own: a cache that is run as it is")
-        listed = folder / PACKAGES
-        packages = tuple(listed.read_text(encoding="utf-8").split()) if listed.is_file() else ()
-        with _only_these_wheels(folder / WHEELS.rstrip("/")):
-            yield ToRun(folder / INCIDENT, folder / MATRIX, manifest, packages)
-
-
-@contextmanager
-def _only_these_wheels(folder: Path) -> Iterator[None]:
-    """Make pip take wheels from the folder and from nowhere else; without such a folder pip's own settings hold."""
-    if not folder.is_dir():
-        yield
-        return
-    say(f"{len(list(folder.iterdir()))} wheels come with it: no package index is asked")
-    wanted = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def compared_with_bundle(to_run: ToRun, result: CellResult) -> list[str]:
-    """Say whether the replay ran with the bundle's packages, and which differ."""
-    if to_run.manifest is None:
-        return []
-    before = dict(one.partition("==")[::2] for one in to_run.packages)
-    here: Mapping[str, str] = result.provenance.packages
-    differing = [
-        f"{name} {before.get(name, 'absent')} there, {here.get(name, 'absent')} here"
-        for name in sorted({*before, *here})
-        if before.get(name) != here.get(name)
-    ]
-    if not here or not before:
-        return ["  packages  not compared: one side does not list them"]
-    if not differing:
-        return [f"  packages  the bundle's own, all {len(before)}"]
-    return [f"  packages  {len(differing)} differ from the bundle's: {'; '.join(differing[:6])}"]

@@ -17,10 +17,8 @@ from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.repro.bundling import (
     Bundling,
-    ToRun,
     bundle_reproduction,
     bundling_options,
-    compared_with_bundle,
     what_to_run,
 )
 from toto_compat.repro.explain import AXES, Explanation, axes_of, explain, explanation_as_data, explanation_as_text
@@ -28,8 +26,10 @@ from toto_compat.repro.incident import Incident, check_names, load_incident, wan
 from toto_compat.repro.outcome import Reproduction, Verdict, describe_parts
 from toto_compat.repro.pins import is_pinned
 from toto_compat.repro.pins_index import check_pins_exist
+from toto_compat.repro.replay import ToRun, compared_with_bundle
 from toto_compat.repro.reproduce import PROFILE_NAME, incident_request, reproduce
 from toto_compat.runtimes.device import choose_device
+from toto_compat.runtimes.interrupt import sigterm_as_interrupt
 from toto_compat.runtimes.open import RuntimeName, open_runtime
 from toto_compat.runtimes.progress import say
 from toto_compat.verdict.judge import one_line
@@ -109,7 +109,9 @@ def repro_command(
     if dry_run and axes is None:
         raise click.UsageError("--dry-run shows the plan of --explain: name both")
     options = Bundling(**bundling)
-    with what_to_run(words, options, matrix_file, runtime) as to_run:
+    if options.bundle and axes is not None:
+        raise click.UsageError("--bundle holds one run and --explain makes many: name one of them")
+    with sigterm_as_interrupt(), what_to_run(words, options, matrix_file, runtime) as to_run:
         if to_run is not None:
             run_incident(
                 to_run,

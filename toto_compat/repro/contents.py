@@ -9,24 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.utils import canonicalize_name
 
 from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.suites import Suite
-from toto_compat.environments.locks import lock_path
+from toto_compat.environments.locks import found_lock_path, parse_lock
 from toto_compat.environments.virtualenv import venv_folder
+from toto_compat.errors import EnvironmentBuildError
 from toto_compat.matrix.schema import CacheSource, Matrix
 from toto_compat.matrix.user_cache import BUILTIN, split_source, user_cache_files
 from toto_compat.repro.incident import Incident
 from toto_compat.repro.minimal import NAME, NoMinimalScript, minimal_script
-from toto_compat.repro.redaction import REDACTED, is_secret_name, redact, redact_variables
+from toto_compat.repro.redaction import redact, redact_data, redact_variables
+from toto_compat.repro.secret_code import redact_code
 from toto_compat.repro.trace import MinimalRun
 
 INCIDENT = "incident.yaml"
 MATRIX = "matrix.yaml"
 RESULT = "result.json"
 PACKAGES = "environment/packages.txt"
+LOCK = "environment/lock.txt"
 _LARGEST_LOG = 16 << 20
 
 
@@ -85,8 +89,9 @@ def add_script(contents: Contents, incident: Incident, result: CellResult) -> st
     except NoMinimalScript as none:
         contents.notes.append(f"no minimal script: {none}")
         return ""
-    contents.put(NAME, redact(script))
-    return redact(script)
+    script = redact_code(script)
+    contents.put(NAME, script)
+    return script
 
 
 def add_run(contents: Contents, run: MinimalRun) -> None:
@@ -166,28 +171,59 @@ def _small_matrix(matrix: Matrix, request: CellRequest, contents: Contents) -> d
     if request.cache.source != BUILTIN:
         file, class_name = split_source(request.cache.source)
         for name, content in user_cache_files(file).items():
-            contents.files[f"cache/{name}"] = content
+            _put_code(contents, f"cache/{name}", content)
         caches[request.cache.name] = CacheSource(source=f"cache/{file.name}:{class_name}")
     small = matrix.model_copy(
         update={
             "environments": {request.cell.environment: request.environment},
             "production": request.cell.environment,
             "caches": caches,
+            # an incident has its own; files of other workloads are not where this is read
+            "workloads": {
+                name: workload.model_copy(update={"csv": None, "checkpoint": None})
+                for name, workload in matrix.workloads.items()
+            },
         }
     )
     data: dict[str, Any] = redact_data(small.model_dump(mode="json", by_alias=True, exclude_defaults=True))
     return data
 
 
+def _put_code(contents: Contents, name: str, content: bytes) -> None:
+    text = content.decode("utf-8", "replace")
+    clean = redact_code(text)
+    contents.files[name] = content if clean == text else clean.encode()
+    if clean != text:
+        contents.notes.append(f"secrets were taken out of {name}: it may not do what it did")
+
+
 def _put_lock(contents: Contents, result: CellResult) -> None:
     request = result.request
     name = request.cell.environment
-    locked, frozen = lock_path(name), venv_folder(name, request.environment) / "lock.txt"
-    for path, member in ((locked, "environment/lock.txt"), (frozen, "environment/freeze.txt")):
+    locked, frozen = found_lock_path(name), venv_folder(name, request.environment) / "lock.txt"
+    for path, member in ((locked, LOCK), (frozen, "environment/freeze.txt")):
         if (text := _text_of(path, 1 << 20)) is not None:
             contents.put(member, redact(text))
-    if "environment/lock.txt" not in contents.files:
-        contents.notes.append(f"{name} has no lock with hashes; environment/packages.txt lists what was installed")
+    if LOCK not in contents.files:
+        contents.notes.append(f"{name} has no lock with hashes; {PACKAGES} lists what was installed")
+        return
+    if differs := _not_what_ran(locked, result):
+        contents.notes.append(f"{LOCK} is the lock of {name} as it is now, and another than it ran with: {differs}")
+
+
+def _not_what_ran(path: Path, result: CellResult) -> str:
+    """Say in what a lock differs from the packages that the cell listed; empty where it does not."""
+    try:
+        lock = parse_lock(path.read_text(encoding="utf-8"), path)
+    except (EnvironmentBuildError, OSError, UnicodeDecodeError) as error:
+        return f"it cannot be read: {str(error).splitlines()[0]}"
+    ran = {str(canonicalize_name(name)): version for name, version in result.provenance.packages.items()}
+    differing = [
+        f"{one.name} {one.version} in it, {ran[one.name]} when it ran"
+        for one in lock.packages
+        if one.name in ran and ran[one.name] != one.version
+    ]
+    return "; ".join(differing[:6])
 
 
 def _put_log(contents: Contents, log: Path | None) -> None:
@@ -205,17 +241,6 @@ def _text_of(path: Path, largest: int) -> str | None:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-
-
-def redact_data(data: Any, key: str = "") -> Any:
-    """Take secrets out of data: by the names of its keys, and by what its texts look like."""
-    if isinstance(data, Mapping):
-        return {name: redact_data(value, str(name)) for name, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [redact_data(value, key) for value in data]
-    if isinstance(data, str):
-        return REDACTED if data and is_secret_name(key) else redact(data)
-    return data
 
 
 def _yaml(data: Mapping[str, Any]) -> str:

@@ -3,25 +3,22 @@
 It fills in what they show and says what they cannot: every guess has its reason beside it, every gap is named.
 """
 
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.failure_messages import FAILURE_KINDS
-from toto_compat.contract.request import Device
-from toto_compat.errors import InputError, StorageError
+from toto_compat.contract.request import TORCH_RELEASE, Device
+from toto_compat.errors import InputError
 from toto_compat.matrix.schema import Matrix
 from toto_compat.production import env_file
-from toto_compat.repro.incident import load_incident
+from toto_compat.repro.drafted import Draft
+from toto_compat.repro.production_freeze import Freeze
 from toto_compat.repro.redaction import REDACTED, redact, redact_variables
 from toto_compat.repro.seen import (
     OF_CUDA,
@@ -33,100 +30,13 @@ from toto_compat.repro.seen import (
     how_sure,
 )
 from toto_compat.repro.variables import why_refused
+from toto_compat.verdict.judge import one_line
 
 MODES = ("default", "reduce-overhead", "max-autotune")
 _MOST_EXPECTED = 12
 _ON = frozenset({"1", "true", "yes", "on"})
-_FROZEN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)$")
-_LARGEST_FREEZE = 1_000_000
 # Twelve layers are what production's guards need, and the small model has them.
 _WORKLOAD = {"model": "tiny", "context": [128, 256], "horizon": [96, 64], "batches": [1]}
-
-
-@dataclass
-class Draft:
-    """An incident as it is being filled in: the file's keys, a remark above each, and what nobody told."""
-
-    keys: dict[str, Any] = field(default_factory=dict)
-    remarks: dict[str, list[str]] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)  # for the terminal
-
-    def put(self, key: str, value: Any, *remarks: str) -> None:
-        self.keys[key] = value
-        self.remarks.setdefault(key, []).extend(remarks)
-
-    def remark(self, key: str, *remarks: str) -> None:
-        self.remarks.setdefault(key, []).extend(remarks)
-
-
-@dataclass(frozen=True)
-class Freeze:
-    """A `pip freeze`: what it pins exactly, and the packages whose lines name no release."""
-
-    pinned: Mapping[str, str]  # canonical name -> version
-    left_out: tuple[str, ...]
-
-    @property
-    def torch(self) -> str:
-        return self.pinned.get("torch", "").partition("+")[0]
-
-    @property
-    def build(self) -> str:
-        """The build that it speaks of: by torch's local version, else by the CUDA runtime beside it."""
-        local = self.pinned.get("torch", "").partition("+")[2]
-        if re.fullmatch(r"cpu|cu\d{3}", local):
-            return local
-        for name, version in self.pinned.items():
-            if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name):
-                major, minor, *_ = (*version.split("."), "0")
-                return f"cu{major}{minor}"
-        return ""
-
-
-def read_freeze(path: Path) -> Freeze:
-    """Read the output of `pip freeze`; a line that is no exact pin names a package to leave out."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_FREEZE + 1)
-    except OSError as error:
-        told = f"{path}: cannot be read: {error.strerror or error}"
-        raise InputError(told, hint="give the output of pip freeze") from error
-    if len(content) > _LARGEST_FREEZE or b"\0" in content:
-        raise InputError(f"{path}: this is no output of pip freeze", hint="python -m pip freeze > freeze.txt")
-    pinned: dict[str, str] = {}
-    left_out: list[str] = []
-    for number, raw in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
-        line = re.split(r"(?:^|\s)#", raw.strip(), maxsplit=1)[0].strip()
-        if not line:
-            continue
-        exact = _FROZEN.match(line)
-        named = re.match(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*@", line) or re.search(r"[#&]egg=([A-Za-z0-9._-]+)", raw)
-        if exact and _is_version(exact[2]):
-            pinned[canonicalize_name(exact[1])] = exact[2]
-        elif named:
-            left_out.append(canonicalize_name(named[1]))
-        elif not line.startswith("-"):
-            raise InputError(
-                f"{path}:{number}: {redact(line)[:100]!r} is no line of pip freeze",
-                hint="accepted name==version, and name @ address, which is left out",
-            )
-    if not pinned:
-        raise InputError(
-            f"{path}: it pins nothing", hint="python -m pip freeze > freeze.txt, with the service's python"
-        )
-    return Freeze(pinned, tuple(dict.fromkeys(left_out)))
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
-
-
-# --- filling in -------------------------------------------------------------------------------------------------------
 
 
 def draft_incident(
@@ -139,7 +49,7 @@ def draft_incident(
     draft.put("schema", 1)
     draft.put("title", redact(f"{first.kind.value.replace('_', ' ')}{where}"))
     _put_date(draft, seen)
-    draft.put("source", redact(f"log {Path(seen.log).name}"))
+    draft.put("source", one_line(f"log {Path(seen.log).name}"))
     _put_stack(draft, seen, matrix, torch, freeze)
     cache = guess_cache(seen)
     draft.put("cache", cache.value, f"{'shown' if cache.sure else 'guessed'}: {redact(cache.because)}")
@@ -211,6 +121,8 @@ def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, free
         draft.unknown.append("toto-ts, its version, and every other package: give --freeze")
     else:
         pins = _pins_of(freeze, release, python, _likely_build(matrix, release), told)
+        if freeze.other_build:
+            draft.unknown.append(f"how it is with torch's build for {freeze.other_build}")
     if not seen.python:
         told.append("unknown: python; nothing names it")
         draft.unknown.append(f"python: {python} is a guess")
@@ -238,6 +150,8 @@ def _pins_of(freeze: Freeze, release: str, python: str, build: str, told: list[s
     if "toto-ts" not in freeze.pinned:
         pins["toto_ts"] = "0.2.0"
         told.append("unknown: toto-ts is not in the freeze; 0.2.0 is taken")
+    if freeze.other_build:
+        told.append(f"torch is a build for {freeze.other_build} there, and none can be had: {pins['cuda']} is taken")
     if freeze.left_out:
         told.append(f"left out, since their lines name no release: {', '.join(freeze.left_out)}")
     return pins
@@ -249,6 +163,11 @@ def _release(seen: Seen, torch: str | None, freeze: Freeze | None) -> tuple[str,
             raise InputError(f"--torch {torch!r}: no exact release", hint="one such as 2.9.0")
         return torch.partition("+")[0], "you said so"
     if freeze and freeze.torch:
+        if not re.fullmatch(TORCH_RELEASE, freeze.torch):
+            raise InputError(
+                f"the freeze has torch {freeze.torch}, which is no release that can be had",
+                hint="say which one is nearest to it: --torch 2.9.0",
+            )
         return freeze.torch, "by the freeze"
     if not seen.releases:
         raise InputError(
@@ -279,9 +198,14 @@ def _environment_of(matrix: Matrix, release: str, build: str, *, on_cuda: bool) 
 def _variables(env: Path | None) -> dict[str, str]:
     if env is None:
         return {}
-    if not env.exists():
-        raise InputError(f"{env}: there is no such file", hint="give the service's env file")
-    return {one.name: one.value for one in env_file.read(env) if one.name and one.value is not None}
+    hint = "give the service's env file: lines of NAME=value"
+    if not env.is_file():
+        raise InputError(f"{env}: {'no regular file' if env.exists() else 'there is no such file'}", hint=hint)
+    statements = env_file.read(env)
+    # what is no UTF-8 comes as surrogates
+    if re.search(r"[\0\ud800-\udfff]", statements.text):
+        raise InputError(f"{env}: this is no env file: it is no text in UTF-8", hint=hint)
+    return {one.name: one.value for one in statements if one.name and one.value is not None}
 
 
 def _put_mode(draft: Draft, seen: Seen, variables: Mapping[str, str]) -> None:
@@ -374,11 +298,13 @@ def _expected(one: SeenEvent) -> dict[str, Any]:
     if event.kind is EventKind.RECOMPILE_LIMIT:
         expected |= {name: value for name in ("limit", "compile_id") if (value := getattr(event, name))}
         if event.reason:
-            expected["reason"] = redact(event.reason)
+            clean = redact(event.reason)
+            # what was taken out may be anything when it comes again
+            expected |= {"reason_like": clean.replace(REDACTED, "*")} if REDACTED in clean else {"reason": clean}
     elif event.kind in FAILURE_KINDS:
         expected = {"kind": event.kind.value}
-    elif event.reason:
-        expected["normalised_reason"] = redact(event.normalised_reason)
+    elif event.reason and REDACTED not in (clean := redact(event.normalised_reason)):
+        expected["normalised_reason"] = clean
     if event.kind in OF_CUDA:
         expected["needs"] = "cuda"
         if event.kind in (EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION):
@@ -393,50 +319,3 @@ def _expected(one: SeenEvent) -> dict[str, Any]:
 def _like(event: Event) -> str:
     """A reason with its numbers open: how many inputs are mutated depends on the model."""
     return re.sub(r"\(\d+ instances?\)", "(*", redact(event.reason).replace("*", "?"))
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
-def as_yaml(draft: Draft, seen: Seen) -> str:
-    """Write the draft as a file for people: every guess and gap as a comment above its key."""
-    lines = [
-        f"# Written by `toto-compat repro --from-log` from {redact(Path(seen.log).name)}. Read it before you trust it:",
-        "# what stands under `unknown` was not in what was given, and is a default here.",
-        *(f"# unknown: {one}" for one in map(redact, draft.unknown)),
-    ]
-    for key, value in draft.keys.items():
-        lines += [f"# {_one_line(remark)}" for remark in draft.remarks.get(key, ())]
-        lines.append(_dumped({key: value}))
-    return "\n".join(lines) + "\n"
-
-
-def _dumped(value: Mapping[str, Any]) -> str:
-    text: str = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=110, default_flow_style=False)
-    return text.rstrip("\n")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def write_incident(text: str, target: Path) -> None:
-    """Write the file, which must not exist, whole or not at all; what is written can be loaded."""
-    text = redact(text)  # once more as a whole: nothing that was joined together may read as a secret
-    try:
-        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    except FileExistsError:
-        raise StorageError(
-            f"{target} exists and is not overwritten", hint="name another file with -o, or move it away"
-        ) from None
-    except OSError as error:
-        raise StorageError(
-            f"{target}: cannot be written: {error.strerror}", hint="name another file with -o"
-        ) from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        load_incident(target)
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise

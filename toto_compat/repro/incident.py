@@ -102,7 +102,9 @@ class Incident(StrictModel):
     suites: tuple[Suite, ...] = Field(
         default=(), description="suites to run besides those that the expected events and gates need"
     )
-    iterations: int = Field(default=3, ge=1, description="rounds of ten timed forecasts, where a gate needs times")
+    iterations: int = Field(
+        default=3, ge=1, le=1000, description="rounds of ten timed forecasts, where a gate needs times"
+    )
     expect: tuple[ExpectedEvent, ...] = Field(
         default=(), description="a list of the compiler events it showed: {kind, function, ...}"
     )

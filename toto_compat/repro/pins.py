@@ -17,11 +17,13 @@ from toto_compat.environments.virtualenv import specification_hash
 from toto_compat.errors import InputError
 from toto_compat.matrix.schema import Matrix
 from toto_compat.matrix.toto_source import absolute
+from toto_compat.repro.redaction import redact
 
 # Keys of their own in an environment, not among its other packages.
 _KEYS = {"torch": "torch", "toto-ts": "toto_ts", "xformers": "xformers"}
 _CUDA = re.compile(r"(?P<cpu>cpu)|cu(?P<tag>\d{3})|(?P<major>\d{2})\.(?P<minor>\d)")
 _NEWEST_PYDANTIC_TOO_OLD = Version("2.7")  # what the cell itself needs
+_PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PINNED = "-incident-"
 _LEAVE_OUT = "leave the package out with pins.leave_out if the forecast does not need it"
 
@@ -73,9 +75,10 @@ def freeze_lines(text: Iterable[str], name: str, leave_out: Iterable[str] = ()) 
     for number, raw in enumerate(text, 1):
         line = re.split(r"(?:^|\s)#", raw.strip().lstrip("\ufeff"), maxsplit=1)[0].strip()
         place = f"{name}:{number}"
-        if not line or _package_of(line) in left_out:
+        if not line or package_of(line) in left_out:
             continue
-        shown = re.sub(r"//[^/@\s]*@", "//***@", line if len(line) <= 120 else f"{line[:117]}...")
+        shown = redact(line)
+        shown = shown if len(shown) <= 120 else f"{shown[:117]}..."
         if line.startswith(("-e", "--editable")) or " @ " in line:
             yield BadLine(place, shown, f"it names a folder or an address, not a release; {_LEAVE_OUT}")
             continue
@@ -96,12 +99,13 @@ def freeze_lines(text: Iterable[str], name: str, leave_out: Iterable[str] = ()) 
         yield FrozenLine(place, canonicalize_name(requirement.name), exact[0].version)
 
 
-def _package_of(line: str) -> str:
+def package_of(line: str) -> str:
     """The package that a line is about, also one of a folder or an address; '' where that cannot be told."""
     if egg := re.search(r"[#&]egg=([A-Za-z0-9._-]+)", line):
         return canonicalize_name(egg[1])
     if line.startswith(("-e", "--editable")):
-        return canonicalize_name(line.rstrip("/").rpartition("/")[2].removesuffix(".git"))
+        last = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*?)(\.git)?(@[\w.-]+)?", line.rstrip("/").rpartition("/")[2])
+        return canonicalize_name(last[1]) if last else ""
     named = re.match(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(@|==|$)", line)
     return canonicalize_name(named[1]) if named else ""
 
@@ -161,6 +165,8 @@ def pins_problems(pins: Pins, frozen: list[FrozenLine | BadLine]) -> Iterator[Pr
         if canonicalize_name(name) in _KEYS:
             key = _KEYS[canonicalize_name(name)]
             yield Problem(("packages", name), "a package", f"it as the key pins.{key}, not among the packages")
+        elif not _PACKAGE.fullmatch(name):
+            yield Problem(("packages", name), "no name of a package", "letters, digits, and -, _ and . between them")
         elif not is_version(version):
             yield Problem(("packages", name), repr(version), "one exact version, such as 1.26.4")
         elif canonicalize_name(name) == "pydantic" and Version(version) < _NEWEST_PYDANTIC_TOO_OLD:
@@ -174,6 +180,9 @@ def _contradictions(pins: Pins, lines: list[FrozenLine], where: tuple[str | int,
         if before.version != line.version:
             found = f"{line.name} {before.version} in {before.place} and {line.version} in {line.place}"
             yield Problem(where, found, "one version of each package")
+    torch = first.get("torch")
+    if torch is not None and not re.fullmatch(TORCH_RELEASE, _release(torch.version)):
+        yield Problem(where, f"torch {torch.version} in {torch.place}", "one exact PyTorch release, such as 2.9.0")
     named: dict[str, tuple[tuple[str | int, ...], str]] = {
         canonicalize_name(name): (("packages", name), version) for name, version in pins.packages.items()
     }

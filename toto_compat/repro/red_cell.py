@@ -45,7 +45,16 @@ def incident_of(run: Run, cell: JudgedCell) -> Incident:
         for judged in failed
         if judged.gate not in _OF_EVENTS and not judged.gate.rule.suite.rule.needs_symbols
     )
-    expected = [one.model_dump(mode="json", exclude_defaults=True) for one in _limits_hit(cell)]
+    hit = _limits_hit(cell)
+    if not gates and not hit:
+        raise SelectionError(
+            f"{result.cell} has no bundle, since a replay could look for nothing in it: {cell.reason}",
+            hint="gates about series of your own need those series, which a bundle does not hold: an incident with "
+            "workload.csv runs them again"
+            if failed
+            else "its log says what happened",
+        )
+    expected = [one.model_dump(mode="json", exclude_defaults=True) for one in hit]
     broken = [one.model_dump(mode="json", exclude_defaults=True) for one in gates]
     return Incident.model_validate(
         {

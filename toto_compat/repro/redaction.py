@@ -1,109 +1,230 @@
 """Takes secrets out of text before it is written: tokens, keys, passwords, URLs with credentials, headers.
 
-It errs on the side of taking out too much; what the compiler says passes unchanged, since no pattern fits it.
+It errs on the side of taking out too much; what the compiler says passes unchanged, since no pattern fits it. All of it
+takes time in proportion to the text: no pattern goes back over what it has read.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-REDACTED = "<redacted>"
+from toto_compat.repro.secret_names import is_secret_name
+from toto_compat.repro.secret_shapes import (
+    ARGUMENT,
+    ASSIGNED,
+    BLOCK_MARK,
+    BRACKET,
+    COLOUR,
+    ESCAPED,
+    HEADER,
+    HINT,
+    NETRC,
+    OPTION,
+    PAIR,
+    PARAMETER,
+    PRIVATE_KEY,
+    QUOTED_VALUE,
+    REDACTED,
+    SCHEME,
+    SHAPES,
+    SPOKEN,
+    STANDS,
+    URL,
+    URL_WITH_SLASH,
+    USER,
+    WORD,
+)
 
-# Names whose value is a secret, whatever it looks like: the words of a variable, an option or a field.
-_SUCH_NAMES = (
-    r"(?:[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|credentials?|connection[_-]?string|session[_-]?id"
-    r"|(?:api|access|private|signing|account|shared|encryption|license)[_-]?key(?:[_-]?id)?|webhook(?:[_-]?url)?)"
-    r"|(?-i:[A-Z][A-Z0-9_]*_(?:KEY|KEY_ID|PASS|PWD|PW|AUTH|DSN|CERT|PIN|COOKIE|SESSION|SIG))"
-    r"|(?-i:DSN)|pwd|signature|sig)"
-)
-_QUOTED = r"(?:\"(?:[^\"\\\n]|\\.)*+\"|'(?:[^'\\\n]|\\.)*+'|`[^`\n]*+`)"
-# A value in quotes ends with them; any other goes on to the next space, quotes within it too. What is redacted stays.
-_VALUE = rf"(?!\\*[\"'`]?{REDACTED})(?:{_QUOTED}(?=[\s,;)}}\]&]|$)|(?>{_QUOTED}|\S)++)"
-_QUOTE = r"\\*[\"']?"
-_ASSIGNED = re.compile(
-    rf"(?<![\w.-])(?P<name>(?:--?)?{_SUCH_NAMES}{_QUOTE})"
-    rf"(?P<gap>[ \t]*+(?:=>(?=[ \t])|:=|[=:])[ \t]*+)(?P<value>{_VALUE})",
-    re.I | re.M,
-)
-_OPTION = re.compile(rf"(?<!\S)(?P<name>--{_SUCH_NAMES})(?P<gap>[ \t]++)(?P<value>{_VALUE})", re.I | re.M)
-_PARAMETER = re.compile(
-    r"(?P<name>[?&][\w.-]{0,64}?(?:token|key|secret|sig|sas|passw|pwd|auth|code|credential)[\w.-]{0,64})(?P<gap>=)"
-    rf"(?P<value>(?!{REDACTED})[^&\s#'\"]+)",
-    re.I,
-)
-_HEADER = re.compile(
-    r"(?P<name>(?<![\w.-])(?:(?:proxy-)?authorization|(?:set-)?cookie"
-    rf"|x-(?=[\w-]*?(?:token|key|auth|secret|signature))[\w-]++){_QUOTE})(?P<gap>[ \t]*+[=:][ \t]*+)"
-    rf"(?P<value>(?!\\*[\"'`]?{REDACTED})(?:{_QUOTED}(?=[\s,;)}}\]]|$)|[^\r\n]+))",
-    re.I | re.M,
-)
-_SCHEME = re.compile(r"\b(?P<name>bearer|basic|digest|token)(?P<gap>[ \t]++)(?P<value>[A-Za-z0-9._~+/=-]{12,})", re.I)
-_URL = re.compile(r"(?P<name>(?<![\w+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}:)(?P<gap>//)(?P<value>(?!<redacted>)[^\s/?#]+)@")
-_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)", re.S)
-# Tokens that are known by their shape, wherever they stand.
-_SHAPES = re.compile(
-    r"(?<![A-Za-z0-9_])(?:"
-    r"(?:AKIA|ASIA|AGPA|AIDA|AROA)[A-Z0-9]{16}"  # AWS
-    r"|hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}"  # Hugging Face
-    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{20,}"  # GitHub
-    r"|glpat-[\w-]{16,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{20,}|dckr_pat_[\w-]{16,}"
-    r"|xox[abeoprs]-[\w-]{10,}|xapp-[\w-]{10,}"  # Slack
-    r"|sk-[\w-]{16,}|[sr]k_(?:live|test)_[A-Za-z0-9]{10,}|SG\.[\w-]{10,}\.[\w-]{10,}"
-    r"|AIza[\w-]{30,}|ya29\.[\w-]{20,}|dop_v1_[0-9a-f]{32,}|dapi[0-9a-f]{32}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web token
-    r")"
-)
-# Any variable whose name only hints at a key: its value goes if it looks drawn at random.
-_HINTED = re.compile(
-    r"(?<![\w.-])(?P<name>(?=[\w.-]*?(?:key|auth|cred|pass|salt|nonce))[\w.-]++"
-    rf"{_QUOTE})(?P<gap>[ \t]*+[=:][ \t]*+)(?P<value>{_VALUE})",
-    re.I | re.M,
-)
+__all__ = ["REDACTED", "is_random", "is_secret_name", "redact", "redact_data", "redact_variables"]
+
 _BITS = 3.5  # per character, in 20 characters and more: words and paths stay below it, random ones do not
+_BITS_WITH_SLASH = 4.0
+_MOST_LINES = 40  # of a value in brackets or in a block
+_OF_SEVERAL_WORDS = re.compile(r"pass|secret|cred|pw", re.I)
+_WEB = re.compile(r"(?:https?|ssh|git|file|svn|hg|bzr)$|.*\+(?:https?|ssh|git|file)$", re.I)
+# Under these keys names are those of packages, whatever they say.
+_PACKAGES = frozenset({"pins", "packages", "system_packages"})
 
 
 def redact(text: str) -> str:
-    """Return the text without its secrets; everything else, line breaks too, is as it was."""
-    text = _PRIVATE_KEY.sub(REDACTED, text)
-    text = _URL.sub(lambda found: f"{found['name']}{found['gap']}{REDACTED}@", text)
-    for pattern in (_PARAMETER, _HEADER, _ASSIGNED, _OPTION):
+    """Return the text without its secrets and without colours; everything else, line breaks too, is as it was."""
+    text = COLOUR.sub("", text)
+    text = PRIVATE_KEY.sub(REDACTED, text)
+    text = URL.sub(rf"\g<name>{REDACTED}@", text)
+    text = URL_WITH_SLASH.sub(_url_without_password, text)
+    for pattern in (PARAMETER, HEADER, USER, NETRC):
         text = pattern.sub(_without_value, text)
-    text = _SCHEME.sub(_without_value, text)
-    text = _SHAPES.sub(REDACTED, text)
-    return _HINTED.sub(_if_random(_without_value), text)
-
-
-def is_secret_name(name: str) -> bool:
-    """Tell whether what has this name is a secret, whatever it looks like."""
-    return re.fullmatch(_SUCH_NAMES, name, re.I) is not None
+    for pattern in (OPTION, ARGUMENT, PAIR):
+        text = pattern.sub(_if_secret, text)
+    text = _without_assigned(text)
+    text = SCHEME.sub(_without_value, text)
+    return SHAPES.sub(REDACTED, text)
 
 
 def redact_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables without secret values: by their names, and by what their values look like."""
     kept = {}
     for name, value in sorted(variables.items()):
-        secret = is_secret_name(name) or (re.search(r"key|auth|cred|pass|salt", name, re.I) and is_random(value))
+        secret = is_secret_name(name) or (HINT.search(name) and is_random(value))
         kept[name] = REDACTED if secret and value else redact(value)
     return kept
 
 
+def redact_data(data: Any, key: str = "") -> Any:
+    """Take secrets out of data: by the names of its keys, and by what its texts look like."""
+    if isinstance(data, Mapping):
+        secret, packages = is_secret_name(key), key in _PACKAGES
+        return {
+            name: redact_data(value, key if secret else "" if packages else str(name)) for name, value in data.items()
+        }
+    if isinstance(data, list | tuple):
+        return [redact_data(value, key) for value in data]
+    if isinstance(data, str):
+        return REDACTED if data and is_secret_name(key) else redact(data)
+    return data
+
+
 def is_random(value: str) -> bool:
     """Tell whether a value looks drawn at random: long, of one word, letters and digits evenly used."""
-    bare = value.strip("\"'`")
-    if len(bare) < 20 or re.search(r"[\s/\\]", bare) or not re.search(r"\d", bare) or not re.search(r"[A-Za-z]", bare):
+    bare = value.strip("\"'`,;")
+    if (
+        len(bare) < 20
+        or re.search(r"[\s\\()\[\]{}<>,\"']", bare)
+        or not re.search(r"\d", bare)
+        or not re.search(r"[A-Za-z]", bare)
+    ):
         return False
     counts = Counter(bare)
     bits = -sum(count / len(bare) * math.log2(count / len(bare)) for count in counts.values())
+    if "/" in bare:  # a path, unless it is all of base64 and more mixed than any path
+        mixed = re.search(r"[a-z]", bare) and re.search(r"[A-Z]", bare)
+        return bool(mixed and re.fullmatch(r"[A-Za-z0-9+][A-Za-z0-9+/]*=*", bare)) and bits >= _BITS_WITH_SLASH
     return bits >= _BITS or (len(bare) >= 32 and bool(re.fullmatch(r"[0-9a-fA-F-]+", bare)))
 
 
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
 def _without_value(found: re.Match[str]) -> str:
-    value = found["value"]
-    quote = value[0] if value[0] in "\"'`" else ""
-    # where only the first part was quoted, all of it went
-    return f"{found['name']}{found['gap']}{quote}{REDACTED}{quote}"
+    return f"{found['name']}{_emptied(found['value'])}"
 
 
-def _if_random(replace: Callable[[re.Match[str]], str]) -> Callable[[re.Match[str]], str]:
-    return lambda found: replace(found) if is_random(found["value"]) else found[0]
+def _if_secret(found: re.Match[str]) -> str:
+    return _without_value(found) if is_secret_name(found["key"]) else found[0]
+
+
+def _emptied(value: str) -> str:
+    """What stands for a value: in its own quotes where all of it is quoted."""
+    quoted = QUOTED_VALUE.fullmatch(value) or ESCAPED.fullmatch(value)
+    return f"{quoted['open']}{REDACTED}{quoted['close']}" if quoted else REDACTED
+
+
+def _url_without_password(found: re.Match[str]) -> str:
+    """A port and a path with an @ look like a password with a slash; only where no web address stands is it one."""
+    if _WEB.match(found["scheme"]) and re.match(r"\d{1,5}[/?#]", found["value"]):
+        return found[0]
+    return f"{found['scheme']}://{REDACTED}@"
+
+
+def _without_assigned(text: str) -> str:
+    """Take out what is assigned to a secret's name, or to one that hints at a secret and looks random."""
+    pieces, at, looked_at = [], 0, 0
+    for head in ASSIGNED.finditer(text):
+        if head.start() < at or STANDS.match(text, head.end()):
+            continue
+        if is_secret_name(head["name"]) and not _is_spoken_of(text, head):
+            start, end = _extent(text, head)
+        elif head.start() >= looked_at and HINT.search(head["name"]) and (value := _one_value(text, head.end())):
+            looked_at = value.end()
+            start, end = value.span() if is_random(value[0]) else (at, at)
+        else:
+            continue
+        if start < end:
+            pieces += [text[at:start], _emptied(text[start:end])]
+            at = end
+    return "".join([*pieces, text[at:]])
+
+
+def _is_spoken_of(text: str, head: re.Match[str]) -> bool:
+    """Tell of `First pass: ...` in a sentence, which is no password; one stands at the beginning of its line."""
+    if head["name"].lower() not in ("pass", "pw") or not head["gap"].startswith(":"):
+        return False
+    return bool(text[max(0, head.start() - 200) : head.start()].rpartition("\n")[2].strip(" \t-"))
+
+
+def _extent(text: str, head: re.Match[str]) -> tuple[int, int]:
+    """Where a secret value begins and ends; it may be quoted, in brackets, in lines below, or of several words."""
+    at = head.end()
+    quoted = QUOTED_VALUE.match(text, at) or ESCAPED.match(text, at)
+    if quoted:
+        return quoted.span()
+    if BRACKET.match(text, at):
+        end = _end_of_brackets(text, at)
+        more = WORD.match(text, end) if text[end : end + 1] not in _AFTER_BRACKETS else None
+        return at, more.end() if more else end
+    if below := BLOCK_MARK.match(text, at):
+        return _lines_below(text, head.start(), below.end())
+    spoken = head["gap"][-1].isspace() and "'" not in head["gap"] and '"' not in head["gap"]
+    value = (SPOKEN if spoken and _OF_SEVERAL_WORDS.search(head["name"]) else WORD).match(text, at)
+    return value.span() if value else (at, at)
+
+
+def _one_value(text: str, at: int) -> re.Match[str] | None:
+    return QUOTED_VALUE.match(text, at) or WORD.match(text, at)
+
+
+_AFTER_BRACKETS = tuple(",;)}]&>\"'")
+_BRACKETS = re.compile(r"[(\[{)\]}]|\\.|\"(?:[^\"\\\n]|\\.)*+\"|'(?:[^'\\\n]|\\.)*+'|\n")
+
+
+def _end_of_brackets(text: str, start: int) -> int:
+    """Where what is opened here is closed again, a few lines below at most; else the line's end."""
+    depth = lines = 0
+    line_end = -1
+    for found in _BRACKETS.finditer(text, start, start + 10_000):
+        kind = found[0][:1]
+        if kind == "\n":
+            line_end = found.start() if line_end < 0 else line_end
+            lines += 1
+            if lines > _MOST_LINES:
+                break
+        elif kind in "([{":
+            depth += 1
+        elif kind in ")]}":
+            depth -= 1
+            if depth == 0:
+                return found.end()
+    if line_end < 0:
+        line_end = text.find("\n", start)
+    return len(text) if line_end < 0 else line_end
+
+
+def _lines_below(text: str, name_at: int, start: int) -> tuple[int, int]:
+    """The lines that stand deeper than the one with the name; without the indentation of the first."""
+    own = _indentation(text, text.rfind("\n", 0, name_at) + 1)
+    end = start
+    for line_start, line_end in _lines(text, start):
+        if line_start < line_end and _indentation(text, line_start) <= own:
+            break
+        end = line_end
+    first = start + _indentation(text, start)
+    return (first, end) if first < end else (start, start)
+
+
+def _lines(text: str, start: int) -> Iterator[tuple[int, int]]:
+    for _ in range(_MOST_LINES):
+        if start >= len(text):
+            return
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        yield start, end
+        start = end + 1
+
+
+def _indentation(text: str, start: int) -> int:
+    at = start
+    while at < len(text) and text[at] in " \t":
+        at += 1
+    return at - start

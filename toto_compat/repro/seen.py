@@ -167,8 +167,18 @@ def _without_shortened(events: Sequence[SeenEvent]) -> Iterator[SeenEvent]:
 
 def read_log_or_explain(path: str) -> Seen:
     """Read a log; whatever is wrong with the file itself is told as for `analyze`."""
+    if not path:
+        raise InputError("no log is named", hint="--from-log FILE, or - for standard input")
+    if is_named_pipe(Path(path)):
+        raise InputError(f"{path}: a pipe, which would be waited for", hint="give it as standard input: --from-log -")
     with explained(path):
         return read_log(path)
+
+
+def is_named_pipe(path: Path) -> bool:
+    """Tell of a pipe or socket that lies in a folder; what a shell writes as <(command) is read like a file."""
+    shell = path.is_absolute() and path.parts[1] in ("dev", "proc")
+    return path.exists() and not (shell or path.is_file() or path.is_dir())
 
 
 # --- what the events let one guess ------------------------------------------------------------------------------------

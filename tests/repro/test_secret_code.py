@@ -1,0 +1,61 @@
+"""Code in a bundle is still code: its secrets are taken out of string literals and comments, and nothing else."""
+
+import ast
+
+import pytest
+
+from toto_compat.repro.redaction import REDACTED
+from toto_compat.repro.secret_code import redact_code
+
+SECRET = "LEAK99"  # noqa: S105 - it must not come out
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "API_KEY = {!r}",
+        "self.token: str = {!r}",
+        "connect(password={!r}, mode='default')",
+        "headers = {{'api_key': {!r}}}",
+        "def connect(host, token={!r}): pass",
+        "def connect(*, token={!r}): pass",
+        "os.environ['HF_TOKEN'] = {!r}",
+        "token = os.environ.get('HF_TOKEN', {!r})",
+        "token = given.get('x') or SecretStr({!r})",
+        "password = ('a'\n    {!r})",
+        "token = f'{{a}}' f{!r}",
+        "token = {!r}.encode()",
+        "pairs = [('password', {!r})]",
+        "argv = ['--token', {!r}]",
+        "if token == {!r}: pass",
+        "url = 'https://u:' {!r} '@h/'",
+        "x = 1  # password={}",
+        "'''ä password={}'''; x = 'ä'  # token: {}",
+    ],
+)
+def test_a_secret_is_taken_out_of_the_literals_and_comments_of_code(form: str) -> None:
+    clean = redact_code(f"import os\n\n{form.format(SECRET, SECRET)}\nafter = 'ä'\n")
+    assert SECRET not in clean
+    assert REDACTED in clean
+    assert clean.endswith("\nafter = 'ä'\n")
+    ast.parse(clean)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'self.token = given.get("x")\n',
+        'token = os.environ["HF_TOKEN"]\n',
+        "access_token = self.tokens[7]\n",
+        "red = '\\x1b[31m'\n",
+        "password: str\n",
+        '__slots__ = ["token", "mask"]\r\n',
+        "def f(token=None): return token == 5\n",
+    ],
+)
+def test_code_without_a_secret_stays_as_it_is(code: str) -> None:
+    assert redact_code(code) == code
+
+
+def test_what_is_no_code_is_redacted_as_text() -> None:
+    assert redact_code(f"this is = no code\npassword={SECRET}") == f"this is = no code\npassword={REDACTED}"

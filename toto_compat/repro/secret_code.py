@@ -1,0 +1,142 @@
+"""Takes secrets out of Python code and leaves it code: string literals and comments change, nothing else does."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from toto_compat.repro.redaction import REDACTED, is_secret_name, redact
+
+_Place = tuple[int, int, int, int]  # line and byte, of beginning and end
+# The first argument of these is a name and not what has it.
+_LOOKS_UP = re.compile(r"get|getattr|getenv|hasattr|pop|setdefault|require")
+
+
+def redact_code(code: str) -> str:
+    """Return the code without secrets, as code that compiles; what is no code is redacted as any text."""
+    lines = re.findall(r"[^\n]*\n|[^\n]+", code.replace("\r\n", "\n").replace("\r", "\n"))
+    try:
+        changes = [*_literals(ast.parse("".join(lines))), *_comments(lines)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
+        return redact(code)
+    if not changes:
+        return code
+    raw = [line.encode() for line in lines]
+    for (first, start, last, end), text in sorted(changes, reverse=True):
+        raw[first - 1 : last] = [raw[first - 1][:start] + text.encode() + raw[last - 1][end:]]
+    clean = b"".join(raw).decode()
+    ast.parse(clean)  # what is handed on at least compiles
+    return clean
+
+
+def _literals(tree: ast.Module) -> Iterator[tuple[_Place, str]]:
+    secret = {
+        id(part) for name, value in _named(tree) if is_secret_name(name) and value for part in _literal_parts(value)
+    }
+    inside = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in ast.walk(node)
+        if part != node
+    }
+    for node in ast.walk(tree):
+        if id(node) in inside or not isinstance(node, ast.Constant | ast.JoinedStr):
+            continue
+        clean = _clean_literal(node, secret=id(node) in secret)
+        if clean and node.end_lineno is not None and node.end_col_offset is not None:
+            yield (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset), clean
+
+
+def _clean_literal(node: ast.Constant | ast.JoinedStr, *, secret: bool) -> str:
+    """The literal to write instead; empty where it may stay."""
+    if isinstance(node, ast.JoinedStr):
+        texts = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
+        return repr(REDACTED) if any(text and (secret or _cleaned(text)) for text in texts) else ""
+    if isinstance(node.value, str):
+        clean = REDACTED if secret and node.value else _cleaned(node.value)
+        return repr(clean) if clean else ""
+    if isinstance(node.value, bytes):
+        clean = REDACTED if secret and node.value else _cleaned(node.value.decode("latin-1"))
+        return repr(clean.encode("latin-1")) if clean else ""
+    return ""
+
+
+def _cleaned(text: str) -> str:
+    """The text without its secrets; empty where it has none: a colour alone is no reason to change code."""
+    clean = redact(text)
+    return clean if clean.count(REDACTED) > text.count(REDACTED) else ""
+
+
+def _comments(lines: list[str]) -> Iterator[tuple[_Place, str]]:
+    for token in tokenize.generate_tokens(io.StringIO("".join(lines)).readline):
+        if token.type == tokenize.COMMENT and (clean := _cleaned(token.string)):
+            row = token.start[0]
+            start, end = (len(token.line[:column].encode()) for column in (token.start[1], token.end[1]))
+            yield (row, start, row, end), clean
+
+
+# --- names and what they are given ------------------------------------------------------------------------------------
+
+
+def _named(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
+    """Every name of the code with an expression that it is given: by assignment, argument, key or look-up."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                yield from ((_name_of(target), value) for target in targets)
+            case ast.AnnAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
+                yield _name_of(target), value
+            case ast.keyword(arg=str(name), value=value):
+                yield name, value
+            case ast.Dict(keys=keys, values=values):
+                yield from ((_name_of(key), value) for key, value in zip(keys, values, strict=True))
+            case ast.arguments(args=args, posonlyargs=first, kwonlyargs=named, defaults=defaults, kw_defaults=others):
+                plain = [one.arg for one in (*first, *args)]
+                yield from zip(plain[len(plain) - len(defaults) :], defaults, strict=True)
+                yield from zip((one.arg for one in named), others, strict=True)
+            case ast.Compare(left=left, comparators=[value]):
+                yield _name_of(left), value
+            case ast.Call(args=parts) | ast.Tuple(elts=[_, _] as parts):
+                yield from _pairs(parts)
+            case ast.List(elts=parts):
+                yield from ((name, value) for name, value in _pairs(parts) if name.startswith("--"))
+
+
+def _pairs(parts: Iterable[ast.expr]) -> Iterator[tuple[str, ast.expr]]:
+    return ((_name_of(one), other) for one, other in pairwise(parts) if isinstance(one, ast.Constant))
+
+
+def _name_of(node: ast.expr | None) -> str:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Constant(value=str(name)):
+            return name
+        case ast.Constant(value=bytes(raw)):
+            return raw.decode("latin-1")
+        case ast.Subscript(slice=part):
+            return _name_of(part)
+    return ""
+
+
+def _literal_parts(node: ast.expr) -> Iterator[ast.expr]:
+    """The literals that make up a value; not the names by which one is looked up."""
+    match node:
+        case ast.Constant() | ast.JoinedStr():
+            yield node
+            return
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts) | ast.BoolOp(values=parts):
+            inner = list(parts)
+        case ast.Dict(values=parts):
+            inner = list(parts)
+        case ast.BinOp(left=left, right=right) | ast.IfExp(body=left, orelse=right):
+            inner = [left, right]
+        case ast.Call(func=ast.Attribute(value=owner, attr=name), args=args):
+            inner = [owner, *args[1 if _LOOKS_UP.fullmatch(name) else 0 :]]
+        case ast.Call(func=ast.Name(id=name), args=args):
+            inner = list(args[1 if _LOOKS_UP.fullmatch(name) else 0 :])
+        case _:
+            return
+    for part in inner:
+        yield from _literal_parts(part)

@@ -1,0 +1,79 @@
+"""Which names are those of secrets: of variables, options, fields and headers, judged word by word."""
+
+import re
+from functools import lru_cache
+from itertools import pairwise
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_LONGEST = 120  # characters of a name that are looked at, from its end
+# A word that ends in one of these makes a secret, whatever stands around it: PGPASSWORD, API_SECRET_V2.
+_ALWAYS = re.compile(r".*(passwords?|passwd|passphrase|passcode|secrets?|credentials?|creds|apikey|accesskey)")
+_PAIRS = re.compile(
+    r"(api|access|private|signing|account|shared|encryption|license|secret|master|deploy|ssh|auth) key"
+    r"|(api|access|auth|refresh|bearer) tokens|connection string|session id|access signature"
+)
+# What is counted or embedded and not shown at a door: eos_token, token_type_ids.
+_BEFORE_A_TOKEN = re.compile(r"max|min|num|n|pad|eos|bos|cls|sep|mask|unk|stop|image|special|sos|eot|per|patch")
+_AFTER_A_TOKEN = re.compile(
+    r"ids?|types?|counts?|embed|embeddings?|emb|dims?|idx|index|len|lengths?|size|mask|num|limit|pos|positions?|shape"
+    r"|level|budget|rate|shift|mixer|merge|merging|drop|dropout|spec|usage|range|span|offsets?|start|end|probs?|logits"
+    r"|weights?|classification|parallelism"
+)
+# Words that are only sometimes a secret's: the last of a name, all of it, in capitals, or after what has an account.
+_LAST = re.compile(r"auth|jwt|bearer|webhook|cred|pwd")
+_ALONE = re.compile(r"dsn|pass|pw")
+_IN_CAPITALS = re.compile(r"KEY|PASS|PWD|PW|AUTH|DSN|CERT|PIN|COOKIE|SESSION|SIG")
+_OF_AN_ACCOUNT = re.compile(
+    r"(db|database|user|usr|admin|root|login|account|e?mail|smtp|imap|s?ftp|ssh|ldap|http|proxy|auth|redis|pg|postgres"
+    r"|mysql|mongo|mariadb|rabbit|amqp|mq|wifi|vpn|bot|api|broker|client|service|server) (pass|pw)"
+)
+# What may follow without changing what it is: STRIPE_KEY_ID, SMTP_PASS_PROD, MY_KEY_2.
+_SUFFIX = re.compile(
+    r"\d+|id|prod|production|dev|devel|staging|stage|test|testing|live|old|new|v|primary|secondary|backup|value"
+    r"|default|main|url|uri|env|b|base|raw|plain|encoded"
+)
+_FILE = re.compile(r"pyc?|txt|json|ya?ml|toml|ini|cfg|log|md|html|h|hpp|cc?|cpp|cu|so|pt|zip|gz|whl|csv|sh")
+
+
+def is_secret_name(name: str) -> bool:
+    """Tell whether what has this name is a secret, whatever it looks like."""
+    return _is_secret(name[-_LONGEST:])
+
+
+@lru_cache(maxsize=4096)
+def _is_secret(name: str) -> bool:
+    written = _WORDS.findall(_last_part(name))
+    words = [word.lower() for word in written]
+    if any(_ALWAYS.fullmatch(word) or _is_token(words, at) for at, word in enumerate(words)):
+        return True
+    if any(_PAIRS.fullmatch(" ".join(pair)) for pair in pairwise(words)):
+        return True
+    end = len(words)
+    while end > 1 and _SUFFIX.fullmatch(words[end - 1]):
+        end -= 1
+    return end > 0 and (_ends_as_one(written[:end]) or (len(words) == 1 and _ALONE.fullmatch(words[0]) is not None))
+
+
+def _is_token(words: list[str], at: int) -> bool:
+    if words[at] != "token":
+        return words[at].endswith("token")
+    before, after = words[at - 1] if at else "", words[at + 1] if at + 1 < len(words) else ""
+    return not (_BEFORE_A_TOKEN.fullmatch(before) or _AFTER_A_TOKEN.fullmatch(after))
+
+
+def _ends_as_one(words: list[str]) -> bool:
+    last = words[-1].lower()
+    if _LAST.fullmatch(last) or len(words) == 1:
+        return _LAST.fullmatch(last) is not None
+    in_capitals = all(word.isupper() or word.isdigit() for word in words)
+    if in_capitals and _IN_CAPITALS.fullmatch(words[-1]):
+        return True
+    return _OF_AN_ACCOUNT.fullmatch(f"{words[-2].lower()} {last}") is not None
+
+
+def _last_part(name: str) -> str:
+    """What follows the last dot: `self.access_token`; of a file's name nothing, and `password.prod` as a whole."""
+    head, _, last = name.rpartition(".")
+    if _FILE.fullmatch(last.lower()):
+        return ""
+    return f"{head.rpartition('.')[2]}_{last}" if _SUFFIX.fullmatch(last.lower()) else last
