@@ -178,10 +178,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], type[TotoCompatError], str]] 
     "nested too deeply": (lambda file: file.write_text("[" * 200_000, encoding="utf-8"), StorageError, ""),
     "of another cell": (
         lambda file: file.write_text(file.read_text(encoding="utf-8").replace("2.13.0-cpu/", "2.12.0-cpu/")),
-        InputError,
+        StorageError,
         "holds a result of torch-2.12.0-cpu",
     ),
-    "a link": (replaced_by_a_link, InputError, "not a plain file"),
+    "a link": (replaced_by_a_link, StorageError, "a link, which no run has"),
     "too large": (lambda file: os.truncate(file, 65 * 1024**2), InputError, "no run writes files that large"),
 }
 

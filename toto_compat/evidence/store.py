@@ -31,6 +31,7 @@ from toto_compat.contract.result import CellResult, Outcome
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import SelectionError, StorageError
 from toto_compat.evidence.files import (
+    append_line,
     checked,
     file_hash,
     read_bytes,
@@ -45,6 +46,7 @@ from toto_compat.matrix.user_cache import user_cache_identity
 
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")
 RESERVED_RUN_NAMES = frozenset({"latest", "reference"})
+_LONGEST_NAME = 200  # letters; file systems take 255 bytes, and a name gets an ending
 
 
 class MergedRun(StrictModel):
@@ -180,13 +182,26 @@ def check_run_name(name: str) -> None:
 
 def cell_path(run_folder: Path, cell: str) -> Path:
     """A cell's name is its path in the run; one out of a file from elsewhere must not lead out of it."""
-    if {".", ".."} & set(cell.split("/")) or "\0" in cell:
-        raise StorageError(f"{run_folder}: {cell!r} is no name of a cell", hint="the run is damaged: run it again")
-    return run_folder / "cells" / f"{cell}.json"
+    return _inside(run_folder, "cells", cell, ".json")
 
 
 def log_path(run_folder: Path, cell: str) -> Path:
-    return run_folder / "logs" / f"{cell}.log"
+    """Where a cell's log lies, with the same care as for its file."""
+    return _inside(run_folder, "logs", cell, ".log")
+
+
+def _inside(run_folder: Path, kind: str, cell: str, suffix: str) -> Path:
+    parts = cell.split("/")
+    if {"", ".", ".."} & set(parts) or not cell.isprintable() or max(map(len, parts)) > _LONGEST_NAME:
+        raise StorageError(f"{run_folder}: {cell!r} is no name of a cell", hint="the run is damaged: run it again")
+    path = run_folder / kind
+    for part in (*parts[:-1], f"{parts[-1]}{suffix}"):
+        if path.is_symlink():
+            break
+        path /= part
+    if path.is_symlink():
+        raise StorageError(f"{path}: a link, which no run has", hint="copy the run with the files themselves in it")
+    return path
 
 
 def write_run_info(run_folder: Path, info: RunInfo) -> None:
@@ -230,8 +245,15 @@ def load_run(folder: Path) -> Run:
     content = read_bytes(folder / "run.json")
     refuse_later(folder / "run.json", content, newest=1)
     info = checked(folder / "run.json", RunInfo, content)
-    paths = [path for cell in info.cells if (path := cell_path(folder, cell)).exists()]
-    return Run(folder, info, tuple(read_cell(path) for path in paths))
+    paths = {cell: path for cell in info.cells if (path := cell_path(folder, cell)).exists()}
+    return Run(folder, info, tuple(_read_cell_of(cell, path) for cell, path in paths.items()))
+
+
+def _read_cell_of(name: CellName, path: Path) -> StoredCell:
+    cell = read_cell(path)
+    if cell.cell != name:
+        raise StorageError(f"{path}: holds a result of {cell.cell}", hint="the run is damaged: run it again")
+    return cell
 
 
 def list_runs(results: Path) -> list[str]:
@@ -349,17 +371,15 @@ class CellStore:
         if not cell.key or not can_be_reused(cell, cell.request.demands):
             return
         write_model(self.path(cell.key), cell)
-        # a line at the end, however many there are; of two runners that write at once both are kept
-        with storage_errors(self._timings, "written"), self._timings.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({timing_name(cell.request): cell.seconds}) + "\n")
+        append_line(self._timings, json.dumps({timing_name(cell.request): cell.seconds}))  # however many there are
 
     def known_seconds(self) -> dict[str, float]:
         """Tell how long cells took when they last ran on this machine, by timing_name."""
         known: dict[str, float] = {}
         for path in (self.folder / "timings.json", self._timings):  # the first is of version 0.1 and before
             try:
-                content = path.read_text(encoding="utf-8", errors="replace")
-            except OSError:
+                content = read_bytes(path).decode(errors="replace")
+            except StorageError:
                 continue
             for line in [content] if path.suffix == ".json" else content.splitlines():
                 try:

@@ -46,11 +46,10 @@ def checked_run(folder: Path) -> Run:
         if cell_path(folder, name).exists():
             _check_file(cell_path(folder, name))
     run = load_run(folder)
-    named = [name for name in run.info.cells if cell_path(folder, name).exists()]
-    for name, cell in zip(named, run.cells, strict=True):
-        if not name == cell.cell == cell.request.cell:
+    for cell in run.cells:
+        if cell.cell != cell.request.cell:
             raise InputError(
-                f"{cell_path(folder, name)}: holds a result of {cell.cell}, asked as {cell.request.cell}",
+                f"{cell_path(folder, cell.cell)}: holds a result of {cell.cell}, asked as {cell.request.cell}",
                 hint=_LEAVE_OUT,
             )
     return run

@@ -15,7 +15,7 @@ from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.result import CellResult, Figure, Kind, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import StorageError
-from toto_compat.evidence.files import read_model
+from toto_compat.evidence.files import read_bytes, read_model
 from toto_compat.evidence.store import RunInfo, StoredCell, list_runs, load_run
 from toto_compat.matrix.gates import Gate
 from toto_compat.report.compatibility import row as compatibility_row
@@ -263,9 +263,9 @@ def _stored_rows(folder: Path) -> list[dict[str, Any]]:
         # an interrupted run has cells and no table yet
         return [compatibility_row(cell) for cell in judge_run(load_run(folder)).cells]
     try:
-        rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
+        rows = json.loads(read_bytes(table))["rows"]
         return [dict(row) for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         command = shlex.join(["toto-compat", "report", str(folder), "--format", "json", "--output", str(table)])
         raise StorageError(
             f"{table}: not a table of this program: {error}", hint=f"write it anew: {command}"
