@@ -58,6 +58,12 @@ def test_a_cell_that_could_not_be_run_says_why() -> None:
     assert "could not be run (timeout: no end after 30 minutes)" in lines[0]
 
 
+def test_a_failure_without_a_message_is_told_by_its_kind() -> None:
+    progress, lines, _ = plain()
+    progress.finished(CELL, Failure(kind="crash", message=""), 1)
+    assert "could not be run (crash) after 1 s" in lines[0]
+
+
 def test_a_heartbeat_comes_only_after_half_a_minute_of_silence() -> None:
     progress, lines, clock = plain()
     progress.started(CELL)

@@ -102,8 +102,8 @@ def run_cells(
 
     def hand_over(done: Future[FinishedCell]) -> None:
         cell, finished = pending.pop(done), done.result()
+        on_finished(cell, finished)  # first: what is only said must not cost a cell
         progress.finished(cell.request.cell, finished.result.failure, finished.seconds)
-        on_finished(cell, finished)
 
     try:
         for cell in islice(waiting, 2 * jobs):

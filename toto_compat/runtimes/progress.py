@@ -200,7 +200,10 @@ def progress_for(total: int) -> Progress:
 
 
 def _outcome(failure: Failure | None) -> str:
-    return "finished" if failure is None else f"could not be run ({failure.kind}: {failure.message.splitlines()[0]})"
+    if failure is None:
+        return "finished"
+    first_line = next(iter(failure.message.splitlines()), "")
+    return f"could not be run ({failure.kind}{f': {first_line}' if first_line else ''})"
 
 
 def _clock_time(seconds: float) -> str:
