@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -30,6 +30,7 @@ from toto_compat.contract.request import CellRequest, Demand
 from toto_compat.contract.result import CellResult, Outcome
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import SelectionError, StorageError
+from toto_compat.evidence.details import mistake_in_details
 from toto_compat.evidence.files import (
     append_line,
     checked,
@@ -108,6 +109,12 @@ class StoredCell(CellResult):
     stored: str = ""  # when the cell really ran, ISO 8601, UTC
     ran_in: str = ""  # name of the run that ran it
     reused: bool = False  # taken from the store: `stored` and `ran_in` are of the original
+
+    @model_validator(mode="after")
+    def _details_as_they_are_read(self) -> Self:
+        if mistake := mistake_in_details(self.evidence):
+            raise ValueError(mistake)
+        return self
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from toto_compat.contract.request import CellRequest, Origin
 from toto_compat.contract.result import CellResult, Failure, Provenance
+from toto_compat.evidence.details import mistake_in_details
 from toto_compat.evidence.left_file import read_left_file
 from toto_compat.runtimes import supervise
 from toto_compat.runtimes.cell_log import LAST_LINES, LONGEST_PIECE, copy_to_log
@@ -184,6 +185,8 @@ def _read_result(path: Path, request: CellRequest) -> tuple[CellResult | None, s
         return None, f"its result file is not valid: {where + ': ' if where else ''}{first['msg']}"
     if result.cell != request.cell:
         return None, f"its result file is of another cell: {result.cell}"
+    if mistake := mistake_in_details(result.evidence):
+        return None, f"its result file is not valid: {mistake}"
     return result, "its result file lacks suites"
 
 
