@@ -18,6 +18,7 @@ from toto_compat.report.ci import badge, junit_xml, step_summary
 from toto_compat.report.compatibility import as_json, compatibility
 from toto_compat.report.record import decision_record
 from toto_compat.report.table import escaped_markdown, markdown_table, terminal_table
+from toto_compat.runtimes.progress import say
 from toto_compat.verdict.comparison import Change, RowChange, compare
 from toto_compat.verdict.judged_run import JudgedRun, judge_run, read_gates
 from toto_compat.verdict.verdict_rows import env_text, verdict_of
@@ -145,8 +146,8 @@ def _write_page(judged: JudgedRun, page: Path, results: Path) -> None:
     # matplotlib and jinja2 are only worth their import time for the page
     from toto_compat.report.html import write_html
 
-    write_html(judged, page, results=results if results.is_dir() else None)
-    click.echo(f"written: {page}", err=True)
+    write_html(judged, page, results=results if results.is_dir() else None, note=say)
+    say(f"written: {page}")
 
 
 def _diff_as_text(before: str, after: str, rows: list[RowChange], *, show_all: bool) -> str:
