@@ -242,6 +242,10 @@ def test_a_measured_cell_is_taken_before_a_newer_one_that_was_only_compiled_for_
         assert load_run(results / "all").cells[0].ran_in == "measured"
 
 
+def test_a_source_that_no_file_can_be_called_is_told(tmp_path: Path) -> None:
+    assert "cannot be read: File name too long" in error_of(StorageError, tmp_path, "x" * 300)
+
+
 def test_a_name_that_is_no_name_of_a_run_is_refused(tmp_path: Path) -> None:
     store_run(tmp_path, "one", [good_result()])
     result = CliRunner().invoke(cli, ["merge", "one", "--run", "../escape", "--results", str(tmp_path)])
