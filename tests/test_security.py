@@ -13,17 +13,25 @@ import pytest
 from click.testing import CliRunner
 
 from tests.matrix.test_checkpoint import weights
+from tests.runtimes.stub_cell import ESCAPES
 from tests.runtimes.stub_runtime import MATRIX_TEXT, StubRuntime
+from tests.terminal import seen_on_a_terminal
+from tests.verdict.sample_cells import good_result, production_incident, with_events
+from tests.verdict.stored_runs import store_run
 from toto_compat import workflow
 from toto_compat.cli import cli
+from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.request import Environment
+from toto_compat.contract.result import Failure
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import InputError, MatrixFileError, SelectionError, StorageError
 from toto_compat.evidence.store import cell_path, find_run, load_run
 from toto_compat.matrix.checkpoint import resolve_checkpoint
 from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.toto_source import without_password
+from toto_compat.report.command import FORMATS
 from toto_compat.runtimes import device
-from toto_compat.runtimes.progress import as_text, say
+from toto_compat.runtimes.progress import as_text, print_out, say
 
 __all__ = ["weights"]
 
@@ -31,8 +39,8 @@ ROOT = Path(__file__).parents[1]
 ENVIRONMENT = "torch-2.13.0-cpu"
 SECRET = "s3cr3t-t0ken"  # noqa: S105 - the tests look for it where it must not be
 HOSTILE_NAMES = ["../x", "a/b", "..", ".hidden", "a b", "a;touch x", "$(touch x)", "`touch x`", "a\nb", "-rf", "a\0b"]
-# A terminal's title, its clipboard, a cleared screen, text that is read in another order than it is written.
-ESCAPES = "\x1b]0;title\x07\x1b]52;c;bHM=\x07\x1b[2J\x1b[31mred\r\x08\x9b2J\u202eflipped"
+# What no display of ours writes: titles and clipboards, a bell, a cleared screen, a red text, 8-bit codes, reordering.
+OBEYED = re.compile(r"\x1b\]|\x07|\x08|\x1b\[2J|\x1b\[31mred|[\x80-\x9f\u202e]")
 
 
 @pytest.fixture
@@ -137,24 +145,50 @@ def test_a_yaml_bomb_costs_neither_memory_nor_time(project: Path, kind: str) -> 
 
 
 def test_what_a_terminal_would_obey_is_taken_out_of_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    say(f"first {ESCAPES}\nsecond")
-    said = capsys.readouterr().err
-    assert re.fullmatch(r"first [\x20-\x7e]*\nsecond\n", said)
-    assert "red" in said and "flipped" in said
+    for write, stream in ((say, 1), (print_out, 0)):
+        write(f"first {ESCAPES}\nsecond")
+        said = capsys.readouterr()[stream]
+        assert re.fullmatch(r"first [\x20-\x7e]*\nsecond\n", said)
+        assert "red" in said and "flipped" in said
     assert as_text("a\tplain line, ünïcode 漢\n") == "a plain line, ünïcode 漢\n"
 
 
-def test_a_cell_that_prints_escapes_cannot_reach_the_terminal_through_its_last_lines(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime = StubRuntime("exit")
-    told = project / "cell.py"
-    told.write_text(f"import sys\nprint({ESCAPES!r})\nsys.exit(3)\n", encoding="utf-8")
-    runtime._command = (str(told),)
-    monkeypatch.setattr(workflow, "open_runtime", lambda *_, **__: runtime)
-    result = CliRunner().invoke(cli, ["matrix", f"{ENVIRONMENT}/upstream/default"], color=True)
-    assert "flipped" in result.stderr
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", result.stderr)
+def test_an_error_that_quotes_a_file_from_elsewhere_is_shown_and_not_obeyed(project: Path) -> None:
+    run = store_run(project / "results", "hostile", [good_result()])
+    told = json.loads((run / "run.json").read_bytes())
+    (run / "run.json").write_text(json.dumps({**told, ESCAPES: 1}), encoding="utf-8")
+    shown = seen_on_a_terminal([sys.executable, "-m", "toto_compat.cli", "report", "hostile"], project)
+    assert "red2Jflipped: Extra inputs are not permitted" in shown
+    assert OBEYED.findall(shown) == []
+
+
+def test_a_cell_cannot_reach_the_terminal_through_what_it_prints_or_fails_with(project: Path) -> None:
+    arguments = ["matrix", f"{ENVIRONMENT}/upstream/default", "--device", "cpu"]
+    shown = seen_on_a_terminal(
+        [sys.executable, "-m", "tests.runtimes.stub_runtime", json.dumps("escapes"), *arguments], project
+    )
+    assert "could not be run (crash: red) after" in shown  # while it ran
+    assert f"could not be run: {ENVIRONMENT}/upstream/default: crash: red2Jflipped" in shown  # at the end
+    assert "cells finished" in shown  # the live display was there
+    assert OBEYED.findall(shown) == []
+
+
+@pytest.mark.parametrize("command", [*(["report", "--format", form] for form in FORMATS), ["diff", "hostile"]])
+def test_a_run_from_elsewhere_cannot_reach_the_terminal_through_a_report(project: Path, command: list[str]) -> None:
+    result = with_events(
+        production_incident(),
+        Suite.RECOMPILE,
+        Event(kind=EventKind.RECOMPILE_LIMIT, severity=Severity.ERROR, function=ESCAPES, reason=ESCAPES),
+    )
+    failed = good_result(cache="upstream").model_copy(update={"failure": Failure(kind="crash", message=ESCAPES)})
+    run = store_run(project / "results", "hostile", [result, failed, good_result()])
+    told = json.loads((run / "run.json").read_bytes())
+    fields = dict.fromkeys(("profile", "production_profile", "runtime", "host", "git_revision"), ESCAPES)
+    (run / "run.json").write_text(json.dumps({**told, **fields}), encoding="utf-8")
+    name, *options = command
+    shown = seen_on_a_terminal([sys.executable, "-m", "toto_compat.cli", name, "hostile", *options], project)
+    assert shown and "Traceback" not in shown
+    assert OBEYED.findall(shown) == []
 
 
 def test_a_line_without_end_is_cut_and_neither_fills_memory_nor_the_log(project: Path) -> None:
