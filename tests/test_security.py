@@ -32,7 +32,8 @@ from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.toto_source import without_password
 from toto_compat.report.command import FORMATS
 from toto_compat.runtimes import device
-from toto_compat.runtimes.progress import as_text, print_out, say
+from toto_compat.runtimes.progress import PlainProgress, as_text, print_out, say
+from toto_compat.runtimes.run import keep_log
 
 __all__ = ["weights"]
 
@@ -213,6 +214,20 @@ copy_to_log(repeat("x" * 60_000, 5_000), Path({str(log)!r}), deque(maxlen=25), l
 def test_a_run_from_elsewhere_names_no_cell_outside_of_its_folder(project: Path, cell: str) -> None:
     with pytest.raises(StorageError, match="no name of a cell"):
         cell_path(project / "results" / "run", cell)
+
+
+@pytest.mark.parametrize("cell", ["../../pwned", f"{ENVIRONMENT}/upstream/default"])
+def test_a_log_is_kept_in_its_run_or_not_at_all(project: Path, cell: str) -> None:
+    """Neither a name nor a linked folder leads it elsewhere; the cell itself is not lost by it."""
+    run, log, elsewhere = project / "results" / "run", project / "cell.log", project / "elsewhere"
+    run.mkdir(parents=True)
+    elsewhere.mkdir()
+    (run / "logs").symlink_to(elsewhere)
+    log.write_text("said", encoding="utf-8")
+    said: list[str] = []
+    keep_log(cell, log, run, PlainProgress(1, write=said.append))
+    assert "its log could not be kept" in said[0]
+    assert log.exists() and not any(elsewhere.iterdir()) and not (project / "pwned.log").exists()
 
 
 def test_a_run_of_hostile_names_is_refused_when_it_is_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,12 +124,12 @@ def keep_cell(done: FinishedCell, key: str, run_folder: Path, store: CellStore, 
 
 def keep_log(cell: str, log: Path, run_folder: Path, progress: Progress) -> None:
     """Move a cell's log into its run."""
-    target = log_path(run_folder, cell)
     try:
+        target = log_path(run_folder, cell)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(log, target)
-    except OSError as error:
-        progress.note(f"{cell}: its log could not be kept: {error.strerror}")
+    except (OSError, TotoCompatError) as error:
+        progress.note(f"{cell}: its log could not be kept: {error}")
 
 
 def stored_cell(result: CellResult, *, key: str, seconds: float, run: str) -> StoredCell:
