@@ -7,23 +7,33 @@ import re
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from tests.matrix.test_checkpoint import weights
+from tests.runtimes.stub_cell import ESCAPES
 from tests.runtimes.stub_runtime import MATRIX_TEXT, StubRuntime
+from tests.terminal import seen_on_a_terminal
+from tests.verdict.sample_cells import good_result, production_incident, with_events
+from tests.verdict.stored_runs import store_run
 from toto_compat import workflow
 from toto_compat.cli import cli
+from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.request import Environment
+from toto_compat.contract.result import Failure
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import InputError, MatrixFileError, SelectionError, StorageError
 from toto_compat.evidence.store import cell_path, find_run, load_run
 from toto_compat.matrix.checkpoint import resolve_checkpoint
 from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.toto_source import without_password
+from toto_compat.report.command import FORMATS
 from toto_compat.runtimes import device
-from toto_compat.runtimes.progress import as_text, say
+from toto_compat.runtimes.progress import PlainProgress, as_text, print_out, say
+from toto_compat.runtimes.run import keep_log
 
 __all__ = ["weights"]
 
@@ -31,8 +41,8 @@ ROOT = Path(__file__).parents[1]
 ENVIRONMENT = "torch-2.13.0-cpu"
 SECRET = "s3cr3t-t0ken"  # noqa: S105 - the tests look for it where it must not be
 HOSTILE_NAMES = ["../x", "a/b", "..", ".hidden", "a b", "a;touch x", "$(touch x)", "`touch x`", "a\nb", "-rf", "a\0b"]
-# A terminal's title, its clipboard, a cleared screen, text that is read in another order than it is written.
-ESCAPES = "\x1b]0;title\x07\x1b]52;c;bHM=\x07\x1b[2J\x1b[31mred\r\x08\x9b2J\u202eflipped"
+# What no display of ours writes: titles and clipboards, a bell, a cleared screen, a red text, 8-bit codes, reordering.
+OBEYED = re.compile(r"\x1b\]|\x07|\x08|\x1b\[2J|\x1b\[31mred|[\x80-\x9f\u202e]")
 
 
 @pytest.fixture
@@ -137,24 +147,50 @@ def test_a_yaml_bomb_costs_neither_memory_nor_time(project: Path, kind: str) -> 
 
 
 def test_what_a_terminal_would_obey_is_taken_out_of_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    say(f"first {ESCAPES}\nsecond")
-    said = capsys.readouterr().err
-    assert re.fullmatch(r"first [\x20-\x7e]*\nsecond\n", said)
-    assert "red" in said and "flipped" in said
+    for write, stream in ((say, 1), (print_out, 0)):
+        write(f"first {ESCAPES}\nsecond")
+        said = capsys.readouterr()[stream]
+        assert re.fullmatch(r"first [\x20-\x7e]*\nsecond\n", said)
+        assert "red" in said and "flipped" in said
     assert as_text("a\tplain line, ünïcode 漢\n") == "a plain line, ünïcode 漢\n"
 
 
-def test_a_cell_that_prints_escapes_cannot_reach_the_terminal_through_its_last_lines(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime = StubRuntime("exit")
-    told = project / "cell.py"
-    told.write_text(f"import sys\nprint({ESCAPES!r})\nsys.exit(3)\n", encoding="utf-8")
-    runtime._command = (str(told),)
-    monkeypatch.setattr(workflow, "open_runtime", lambda *_, **__: runtime)
-    result = CliRunner().invoke(cli, ["matrix", f"{ENVIRONMENT}/upstream/default"], color=True)
-    assert "flipped" in result.stderr
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", result.stderr)
+def test_an_error_that_quotes_a_file_from_elsewhere_is_shown_and_not_obeyed(project: Path) -> None:
+    run = store_run(project / "results", "hostile", [good_result()])
+    told = json.loads((run / "run.json").read_bytes())
+    (run / "run.json").write_text(json.dumps({**told, ESCAPES: 1}), encoding="utf-8")
+    shown = seen_on_a_terminal([sys.executable, "-m", "toto_compat.cli", "report", "hostile"], project)
+    assert "red2Jflipped: Extra inputs are not permitted" in shown
+    assert OBEYED.findall(shown) == []
+
+
+def test_a_cell_cannot_reach_the_terminal_through_what_it_prints_or_fails_with(project: Path) -> None:
+    arguments = ["matrix", f"{ENVIRONMENT}/upstream/default", "--device", "cpu"]
+    shown = seen_on_a_terminal(
+        [sys.executable, "-m", "tests.runtimes.stub_runtime", json.dumps("escapes"), *arguments], project
+    )
+    assert "could not be run (crash: red) after" in shown  # while it ran
+    assert f"could not be run: {ENVIRONMENT}/upstream/default: crash: red2Jflipped" in shown  # at the end
+    assert "cells finished" in shown  # the live display was there
+    assert OBEYED.findall(shown) == []
+
+
+@pytest.mark.parametrize("command", [*(["report", "--format", form] for form in FORMATS), ["diff", "hostile"]])
+def test_a_run_from_elsewhere_cannot_reach_the_terminal_through_a_report(project: Path, command: list[str]) -> None:
+    result = with_events(
+        production_incident(),
+        Suite.RECOMPILE,
+        Event(kind=EventKind.RECOMPILE_LIMIT, severity=Severity.ERROR, function=ESCAPES, reason=ESCAPES),
+    )
+    failed = good_result(cache="upstream").model_copy(update={"failure": Failure(kind="crash", message=ESCAPES)})
+    run = store_run(project / "results", "hostile", [result, failed, good_result()])
+    told = json.loads((run / "run.json").read_bytes())
+    fields = dict.fromkeys(("profile", "production_profile", "runtime", "host", "git_revision"), ESCAPES)
+    (run / "run.json").write_text(json.dumps({**told, **fields}), encoding="utf-8")
+    name, *options = command
+    shown = seen_on_a_terminal([sys.executable, "-m", "toto_compat.cli", name, "hostile", *options], project)
+    assert shown and "Traceback" not in shown
+    assert OBEYED.findall(shown) == []
 
 
 def test_a_line_without_end_is_cut_and_neither_fills_memory_nor_the_log(project: Path) -> None:
@@ -178,6 +214,20 @@ copy_to_log(repeat("x" * 60_000, 5_000), Path({str(log)!r}), deque(maxlen=25), l
 def test_a_run_from_elsewhere_names_no_cell_outside_of_its_folder(project: Path, cell: str) -> None:
     with pytest.raises(StorageError, match="no name of a cell"):
         cell_path(project / "results" / "run", cell)
+
+
+@pytest.mark.parametrize("cell", ["../../pwned", f"{ENVIRONMENT}/upstream/default"])
+def test_a_log_is_kept_in_its_run_or_not_at_all(project: Path, cell: str) -> None:
+    """Neither a name nor a linked folder leads it elsewhere; the cell itself is not lost by it."""
+    run, log, elsewhere = project / "results" / "run", project / "cell.log", project / "elsewhere"
+    run.mkdir(parents=True)
+    elsewhere.mkdir()
+    (run / "logs").symlink_to(elsewhere)
+    log.write_text("said", encoding="utf-8")
+    said: list[str] = []
+    keep_log(cell, log, run, PlainProgress(1, write=said.append))
+    assert "its log could not be kept" in said[0]
+    assert log.exists() and not any(elsewhere.iterdir()) and not (project / "pwned.log").exists()
 
 
 def test_a_run_of_hostile_names_is_refused_when_it_is_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,31 +320,84 @@ def python_files() -> list[Path]:
     return [ROOT / "noxfile.py", *(path for folder in folders for path in sorted(folder.rglob("*.py")))]
 
 
+GIVE_TO_A_SHELL = frozenset(
+    {
+        *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"),
+        *("asyncio.create_subprocess_shell", "asyncio.subprocess.create_subprocess_shell"),
+    }
+)
+# Tests whose subject is what a shell does with a text of the repository's own.
+ABOUT_SHELLS = {
+    "tests/environments/test_image.py",  # asks an image what is in it, inside a container
+    "tests/fleet/test_workflows.py",  # runs the steps of the shipped workflow as GitHub does
+}
+SHELLS = frozenset({"sh", "ash", "bash", "dash", "ksh", "zsh", "fish"})
+
+
 def shells_of(source: str) -> list[int]:
-    """Lines that give a string to a shell: `shell=` anything but False, os.system, os.popen, subprocess.getoutput."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call):
-            asked = [word for word in node.keywords if word.arg == "shell"]
-            if any(not (isinstance(word.value, ast.Constant) and word.value.value is False) for word in asked):
-                found.append(node.lineno)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            called = f"{node.value.id}.{node.attr}"
-            if called in ("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"):
-                found.append(node.lineno)
-    return found
+    """Lines that give a string to a shell: `shell=` anything but False, os.system and the like by whatever name they
+    are imported, and commands such as ["bash", "-c", ...] whose last word is not written there."""
+    tree = ast.parse(source)
+    modules = {one.asname: one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
+    return sorted({line for node in ast.walk(tree) for line in _shells_at(node, modules)})
+
+
+def _shells_at(node: ast.AST, modules: Mapping[str | None, str]) -> Iterator[int]:
+    match node:
+        case ast.Call():
+            asked = [word.value for word in node.keywords if word.arg == "shell"]
+            if any(not (isinstance(value, ast.Constant) and value.value is False) for value in asked):
+                yield node.lineno
+            if _is_a_shells_command(node.args):
+                yield node.lineno
+        case ast.List() | ast.Tuple() if _is_a_shells_command(node.elts):
+            yield node.lineno
+        case ast.ImportFrom() if any(f"{node.module}.{one.name}" in GIVE_TO_A_SHELL for one in node.names):
+            yield node.lineno
+        case ast.Attribute():
+            module, _, rest = ast.unparse(node).partition(".")
+            if f"{modules.get(module, module)}.{rest}" in GIVE_TO_A_SHELL:
+                yield node.lineno
+
+
+def _is_a_shells_command(words: Sequence[ast.expr]) -> bool:
+    """A shell, -c, and what is not written out there: a text that is, is a program like any other."""
+    told = [word.value if isinstance(word, ast.Constant) else None for word in words]
+    named = [place for place, word in enumerate(told) if isinstance(word, str) and Path(word).name in SHELLS]
+    options = told[named[0] + 1 :] if named else []
+    asked = [place for place, word in enumerate(options) if isinstance(word, str) and re.fullmatch(r"-\w*c", word)]
+    return bool(asked) and not isinstance(([*options, None])[asked[0] + 1], str)
 
 
 def test_no_string_is_given_to_a_shell_anywhere() -> None:
-    assert [f"{path}:{line}" for path in python_files() for line in shells_of(path.read_text(encoding="utf-8"))] == []
+    searched = [path for path in python_files() if path.relative_to(ROOT).as_posix() not in ABOUT_SHELLS]
+    assert [f"{path}:{line}" for path in searched for line in shells_of(path.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize(
     "source",
-    ["subprocess.run('x', shell=True)", "run('x', shell=flag)", "os.system('x')", "os.popen('x')"],
+    [
+        "subprocess.run('x', shell=True)",
+        "run('x', shell=flag)",
+        "os.system('x')",
+        "os.popen('x')",
+        "from os import system",
+        "from subprocess import run, getoutput as get",
+        "import os as o; o.system('x')",
+        "run(['bash', '-c', text])",
+        "run(('/usr/bin/env', 'sh', '-euc', f'{text}'))",
+        "os.execlp('sh', 'sh', '-c', text)",
+        "await asyncio.create_subprocess_shell(text)",
+        "from asyncio import create_subprocess_shell",
+    ],
 )
 def test_the_search_for_shells_finds_one(source: str) -> None:
     assert shells_of(source) == [1]
+
+
+@pytest.mark.parametrize("source", ["run(['bash', '-c', 'true'])", "platform.system()", "run([python, '-c', text])"])
+def test_the_search_for_shells_finds_none_where_there_is_none(source: str) -> None:
+    assert shells_of(source) == []
 
 
 # --- SECURITY.md ------------------------------------------------------------------------------------------------------

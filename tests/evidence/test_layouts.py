@@ -61,6 +61,16 @@ def test_lengths_in_patches_of_layout_2_are_read_as_points(tmp_path: Path) -> No
     assert (read.context, read.horizon, read.sampling) == ((256, 512), (128,), ("64/16",))
 
 
+@pytest.mark.parametrize("patches", [[None], ["x"], [{}]])
+def test_damaged_lengths_of_layout_2_are_told_as_damage(tmp_path: Path, patches: list[object]) -> None:
+    path = first_cell(store_run(tmp_path, "old", [good_result()]))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["request"] |= {"schema": 2, "workload": {"model": "base", "context_patches": patches}}
+    path.write_text(json.dumps(document | {"schema": 2}), encoding="utf-8")
+    with pytest.raises(StorageError, match=r"request\.workload\.context\.0"):
+        read_cell(path)
+
+
 def test_a_run_that_named_one_workload_of_productions_is_read(tmp_path: Path) -> None:
     folder = store_run(tmp_path, "old", [good_result()])
     info = json.loads((folder / "run.json").read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from toto_compat.evidence.store import (
     can_be_reused,
     cell_key,
     cell_path,
+    check_run_name,
     claimed_run,
     find_run,
     list_runs,
     load_run,
+    log_path,
     new_run_name,
     point_latest,
     write_cell,
@@ -91,6 +94,83 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
     assert "delete it" in caught.value.hint
 
 
+@pytest.mark.parametrize("place", ["run.json", "cells/torch-2.13.0-cpu/fixed_size/default.json"])
+@pytest.mark.parametrize(("kind", "why"), [("pipe", "not a regular file"), ("sparse", "larger than"), ("link", "link")])
+def test_only_a_plain_file_of_a_possible_size_is_read(tmp_path: Path, place: str, kind: str, why: str) -> None:
+    """A pipe without a writer would be waited for, and a file with a hole of 50 GB would fill the memory."""
+    path = make_run(tmp_path, "first", stored()) / place
+    path.rename(tmp_path / "elsewhere.json")
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "sparse":
+            path.touch()
+            os.truncate(path, 50 * 10**9)
+        case "link":
+            path.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(StorageError, match=why):
+        load_run(tmp_path / "first")
+
+
+@pytest.mark.parametrize("path_of", [cell_path, log_path])
+@pytest.mark.parametrize("linked", [".", "torch-2.13.0-cpu", "torch-2.13.0-cpu/fixed_size"])
+def test_no_link_in_a_run_leads_out_of_it(tmp_path: Path, linked: str, path_of: Callable[[Path, str], Path]) -> None:
+    cell = stored().cell
+    path = path_of(tmp_path / "run", cell)
+    folder = path.parents[2] / linked
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="a link, which no run has"):
+        path_of(tmp_path / "run", cell)
+
+
+@pytest.mark.parametrize("path_of", [cell_path, log_path])
+@pytest.mark.parametrize(
+    "cell", ["../../x/y", "a/../x", "a/b/..", "a//b", "a/b/\x1b[2J", "a/b/c\n", f"a/b/{'c' * 300}"]
+)
+def test_what_is_no_name_of_a_cell_is_no_place_in_a_run(
+    tmp_path: Path, cell: str, path_of: Callable[[Path, str], Path]
+) -> None:
+    with pytest.raises(StorageError, match="no name of a cell"):
+        path_of(tmp_path, cell)
+
+
+def test_a_file_that_holds_another_cell_is_none_of_the_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "first", stored())
+    other = cell_path(folder, "never/reached/default")
+    other.parent.mkdir(parents=True)
+    cell_path(folder, stored().cell).rename(other)
+    with pytest.raises(StorageError, match="holds a result of torch-2"):
+        load_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device", "tpu"),
+        ("started", "yesterday"),
+        ("started", "9999-12-31T00:00:00Z"),
+        ("finished", "soon"),
+        ("releases", ["newest"]),
+        ("releases", ["2.13.0\n"]),
+        ("releases", ["\u0662.\u0663.\u0664"]),
+    ],
+)
+def test_what_a_run_is_judged_by_is_what_it_is_taken_for(tmp_path: Path, field: str, value: object) -> None:
+    path = make_run(tmp_path, "first") / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(StorageError, match=rf"run\.json: not a valid RunInfo file: {field}"):
+        load_run(tmp_path / "first")
+
+
+def test_what_a_run_says_of_itself_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "first") / "run.json"
+    fields = ("production_profile", "profile", "runtime", "host")
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict.fromkeys(fields, "a\x1b]0;title\x07b\u202ec")))
+    info = load_run(tmp_path / "first").info
+    assert {getattr(info, field) for field in fields} == {"abc"}
+
+
 def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
     write_atomically(path, "old")
@@ -140,6 +220,22 @@ def test_where_links_are_not_allowed_latest_is_a_file(tmp_path: Path, monkeypatc
     point_latest(tmp_path, "first")
     assert not (tmp_path / "latest").exists()
     assert find_run("latest", tmp_path) == (tmp_path / "first").resolve()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"x" * 5000, b"../elsewhere", b""])
+def test_a_pointer_to_no_run_is_told(tmp_path: Path, content: bytes) -> None:
+    make_run(tmp_path, "first")
+    (tmp_path / "latest.txt").write_bytes(content)
+    with pytest.raises((StorageError, SelectionError), match=r"no name of a run|no such run"):
+        find_run("latest", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x\n", "x" * 300, "\u0661"])
+def test_a_name_that_no_folder_should_have_is_none_of_a_run(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SelectionError, match="not usable"):
+        check_run_name(name)
+    with pytest.raises(SelectionError, match="no such run"):
+        find_run(name, tmp_path)
 
 
 def test_a_run_is_found_by_name_by_path_and_in_reference(tmp_path: Path) -> None:
@@ -313,6 +409,28 @@ def test_a_damaged_stored_cell_is_run_again(tmp_path: Path, damage: str) -> None
 def test_damaged_timings_are_no_timings(tmp_path: Path) -> None:
     (tmp_path / "timings.json").write_text("[1, 2")
     assert CellStore(tmp_path).known_seconds() == {}
+
+
+def test_a_pipe_in_the_store_is_not_waited_for(tmp_path: Path) -> None:
+    store = CellStore(tmp_path)
+    store.path("ab12").parent.mkdir()
+    os.mkfifo(store.path("ab12"))
+    os.mkfifo(tmp_path / "timings.jsonl")
+    assert store.get("ab12") is None
+    assert store.known_seconds() == {}
+    with pytest.raises(StorageError, match="timings"):
+        store.put(stored())
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "Infinity", "-1", "1e300", "1" + 400 * "0"])
+def test_seconds_that_no_cell_takes_are_no_timings(tmp_path: Path, seconds: str) -> None:
+    (tmp_path / "timings.jsonl").write_text(f'{{"a": {seconds}}}\n{{"b": 2.0}}\n')
+    assert CellStore(tmp_path).known_seconds() == {"b": 2.0}
+
+
+def test_seconds_that_no_cell_takes_are_not_kept(tmp_path: Path) -> None:
+    CellStore(tmp_path).put(stored(seconds=float("nan")))
+    assert not (tmp_path / "timings.jsonl").exists()
 
 
 def test_half_a_line_of_timings_costs_the_others_nothing(tmp_path: Path) -> None:

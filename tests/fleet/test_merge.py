@@ -178,10 +178,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], type[TotoCompatError], str]] 
     "nested too deeply": (lambda file: file.write_text("[" * 200_000, encoding="utf-8"), StorageError, ""),
     "of another cell": (
         lambda file: file.write_text(file.read_text(encoding="utf-8").replace("2.13.0-cpu/", "2.12.0-cpu/")),
-        InputError,
+        StorageError,
         "holds a result of torch-2.12.0-cpu",
     ),
-    "a link": (replaced_by_a_link, InputError, "not a plain file"),
+    "a link": (replaced_by_a_link, StorageError, "a link, which no run has"),
     "too large": (lambda file: os.truncate(file, 65 * 1024**2), InputError, "no run writes files that large"),
 }
 
@@ -240,6 +240,10 @@ def test_a_measured_cell_is_taken_before_a_newer_one_that_was_only_compiled_for_
         results = tmp_path / order[0][:1]
         merge(results, *(str(tmp_path / one) for one in order))
         assert load_run(results / "all").cells[0].ran_in == "measured"
+
+
+def test_a_source_that_no_file_can_be_called_is_told(tmp_path: Path) -> None:
+    assert "cannot be read: File name too long" in error_of(StorageError, tmp_path, "x" * 300)
 
 
 def test_a_name_that_is_no_name_of_a_run_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Where weights come from, decided on the host."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,14 +9,15 @@ from toto_compat.errors import InputError
 from toto_compat.matrix.checkpoint import checkpoint_name, resolve_checkpoint, with_checkpoint
 from toto_compat.matrix.load import load_matrix
 
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
 MATRIX = load_matrix(Path(__file__).parent.parent.parent / "matrix.yaml")
 
 
 def test_a_local_folder_is_taken_relative_to_the_matrix_file(tmp_path: Path) -> None:
     folder = tmp_path / "weights"
     folder.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).touch()
+    (folder / "config.json").touch()
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     resolved = resolve_checkpoint("weights", relative_to=tmp_path)
     assert resolved == folder.resolve()
 
@@ -46,7 +48,7 @@ def weights(tmp_path: Path) -> Path:
     folder = tmp_path / "weights"
     folder.mkdir()
     (folder / "config.json").write_text('{"patch_size": 64, "stride": 64}')
-    (folder / "model.safetensors").write_bytes(b"numbers")
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     return folder
 
 
@@ -67,12 +69,34 @@ def test_weights_of_the_command_line_replace_the_profiles_own(weights: Path, mon
         ('{"stride": 48}', "its patches have 48"),
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
     ],
 )
 def test_a_checkpoint_of_another_shape_is_told_before_anything_runs(weights: Path, config: str, message: str) -> None:
     (weights / "config.json").write_text(config)
     with pytest.raises(InputError, match=message):
         with_checkpoint(MATRIX, ["quick"], str(weights))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is empty"),
+        (b"not weights at all", "does not begin with a header"),
+        ((9).to_bytes(8, "little") + b"{}", "does not begin with a header"),
+    ],
+)
+def test_weights_that_cannot_be_loaded_are_told_before_anything_runs(weights: Path, content: bytes, why: str) -> None:
+    (weights / "model.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match=why):
+        resolve_checkpoint(str(weights), relative_to=weights)
+
+
+def test_a_pipe_in_the_place_of_weights_is_not_waited_for(weights: Path) -> None:
+    (weights / "model.safetensors").unlink()
+    os.mkfifo(weights / "model.safetensors")
+    with pytest.raises(InputError, match=r"no model\.safetensors"):
+        resolve_checkpoint(str(weights), relative_to=weights)
 
 
 @pytest.mark.parametrize("named", ["", "no such folder", "../none", "a/b/c@1", "/none"])

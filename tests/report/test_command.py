@@ -1,6 +1,7 @@
 """`report` and `diff` from the command line: formats, other limits, exit codes, clear errors."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,25 @@ def test_every_format_of_the_latest_run_is_printed(results: Path, form: str) -> 
     finished = report(results, "--format", form)
     assert finished.exit_code == 0
     assert finished.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("run.json", "{"), ("compatibility.json", '{"rows": [{"gates": "x"}]}'), ("compatibility.json", '{"rows": [1]}')],
+)
+def test_a_damaged_run_beside_it_is_told_and_left_out_of_the_page(results: Path, file: str, content: str) -> None:
+    (results / "first" / file).write_text(content, encoding="utf-8")
+    finished = report(results, "--format", "html")
+    assert finished.exit_code == 0
+    assert "first is left out of the history" in finished.stderr and str(results / "first" / file) in finished.stderr
+    assert (results / "again" / "compatibility.html").is_file()
+
+
+def test_a_pipe_in_a_run_beside_it_is_not_waited_for(results: Path) -> None:
+    (results / "first" / "run.json").unlink()
+    os.mkfifo(results / "first" / "run.json")
+    finished = report(results, "--format", "html")
+    assert "first is left out of the history" in finished.stderr
 
 
 def test_json_of_a_named_run_is_its_table(results: Path) -> None:

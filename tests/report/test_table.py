@@ -4,6 +4,7 @@ import re
 
 from tests.verdict.sample_cells import good_result, production_incident, with_figures, with_suite
 from tests.verdict.stored_runs import judged_run
+from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.result import CellResult, Failure, Figure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate
@@ -86,6 +87,14 @@ def test_text_from_torch_can_not_break_the_markdown_table() -> None:
     text = as_markdown(hostile)
     assert "<script>" not in text
     assert "a \\| b" in text
+
+
+def test_a_hostile_name_of_a_cell_is_shown_in_the_table_and_not_obeyed() -> None:
+    name = CellName("torch-2.13.0-cpu\x1b]0;title\x07/fixed\x1b[2J_size/default\u202e+a\x9b2J")
+    hostile = good_result().model_copy(update={"cell": name})
+    text = terminal_table(judged_run(hostile), colour=True)
+    assert "fixed_size" in text
+    assert re.search(r"\x1b(?!\[\d+m)|[\x07\x80-\x9f\u202e]", text) is None
 
 
 def test_an_empty_run_still_answers() -> None:

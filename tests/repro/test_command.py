@@ -57,8 +57,8 @@ def test_the_incident_asks_for_productions_environment_cache_and_settings() -> N
 def test_the_incidents_own_checkpoint_and_series_are_what_is_forecast(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (weights / name).touch()
+    (weights / "config.json").touch()
+    (weights / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     rows = "".join(f"{60 * row},{row % 7}.5\n" for row in range(400))
     (tmp_path / "prices.csv").write_text(f"time,close\n{rows}", encoding="utf-8")
     series = CsvSeries(path="prices.csv", time_column="time", value_columns=("close",))

@@ -14,6 +14,9 @@ from pathlib import Path
 
 HANG = "import os, signal, sys; open(sys.argv[1], 'w').write(str(os.getpid())); signal.pause()"
 
+# A terminal's title, its clipboard, a cleared screen, text that is read in another order than it is written.
+ESCAPES = "\x1b]0;title\x07\x1b]52;c;bHM=\x07\x1b[2J\x1b[31mred\r\x08\x9b2J\u202eflipped"
+
 EAT = "import os, signal; eaten = bytearray(os.urandom(2**20)) * 300; signal.pause()"
 
 
@@ -39,6 +42,10 @@ def main(behaviour: str, request_path: Path, result_path: Path) -> int:  # noqa:
             write(result_path, result(request, suites, details={"found": found, "told": request["references"]}))
         case "error":
             write(result_path, result(request, suites, outcome="error"))
+        case "escapes":
+            print(f"::suite {ESCAPES}", flush=True)
+            failure = {"kind": "crash", "message": ESCAPES, "last_lines": [ESCAPES]}
+            write(result_path, result(request, suites, outcome="error") | {"failure": failure})
         case "exit":
             print("about to leave")
             return 3

@@ -51,6 +51,29 @@ def kept_log(scratch: Path, leave: Callable[[Path], None]) -> str:
     return text
 
 
+class Mute(PlainProgress):
+    """A display that breaks down at the end of a cell."""
+
+    def finished(self, *_: Any) -> None:
+        raise RuntimeError("nothing can be said")
+
+
+def test_a_cell_is_handed_over_before_anything_is_said_of_it(tmp_path: Path) -> None:
+    request, kept = cell_request(), list[FinishedCell]()
+    with pytest.raises(RuntimeError, match="nothing can be said"):
+        run_cells(
+            [ReadyCell(request, prepared(request.cell.environment, request.environment))],
+            LeavesFiles(lambda _: None),
+            jobs=1,
+            gpus=[],
+            scratch=tmp_path,
+            keep_log=lambda *_: None,
+            progress=Mute(1, write=lambda _: None),
+            on_finished=lambda _, done: kept.append(done),
+        )
+    assert len(kept) == 1
+
+
 @pytest.mark.parametrize("place", ["work", f"{INSIDE}/work"], ids=["virtualenv", "container"])
 def test_logs_of_groups_follow_the_cells_own_in_the_order_they_were_written(tmp_path: Path, place: str) -> None:
     def leave(folder: Path) -> None:

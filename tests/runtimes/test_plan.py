@@ -240,8 +240,8 @@ def with_checkpoint(name: str) -> str:
 def test_a_checkpoint_beside_the_matrix_file_is_part_of_every_request(tmp_path: Path, store: CellStore) -> None:
     weights = tmp_path / "weights"
     weights.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (weights / name).touch()
+    (weights / "config.json").touch()
+    (weights / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     plan = plan_run(selection_of(tmp_path, matrix=with_checkpoint("weights")), StubRuntime(), store, Asked())
     assert plan.to_download is None
     assert {cell.request.checkpoint_folder for cell in plan.cells} == {str(weights.resolve())}

@@ -1,6 +1,7 @@
 """Progress is a live line per cell on a terminal and plain lines elsewhere."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -58,6 +59,12 @@ def test_a_cell_that_could_not_be_run_says_why() -> None:
     assert "could not be run (timeout: no end after 30 minutes)" in lines[0]
 
 
+def test_a_failure_without_a_message_is_told_by_its_kind() -> None:
+    progress, lines, _ = plain()
+    progress.finished(CELL, Failure(kind="crash", message=""), 1)
+    assert "could not be run (crash) after 1 s" in lines[0]
+
+
 def test_a_heartbeat_comes_only_after_half_a_minute_of_silence() -> None:
     progress, lines, clock = plain()
     progress.started(CELL)
@@ -90,6 +97,20 @@ def test_the_live_display_shows_cell_suite_elapsed_and_count() -> None:
     text = shown.export_text()
     assert f"{CELL}  speed start  1:15" in text
     assert "0 of 3 cells finished, 1:15" in text
+
+
+def test_the_live_display_shows_what_a_cell_says_and_obeys_none_of_it() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    progress = LiveProgress(1, console, Clock())
+    progress.started("a/b/\x1b]0;cell\x07c")
+    progress.line("a/b/\x1b]0;cell\x07c", "::suite \x1b[2Jspeed \u202estart")
+    console.print(progress.render())
+    progress.note("\x1b]52;c;bHM=\x07said\x9b2J")
+    progress.finished("d", Failure(kind="crash", message="\x1b[31mred"), float("nan"))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", shown) is None
+    assert "a/b/c  speed start" in shown and "said" in shown and "crash: red" in shown
 
 
 def test_a_name_with_brackets_is_not_markup() -> None:

@@ -34,6 +34,11 @@ def test_since_is_never_said(statuses: list[Status]) -> None:
     assert "since" not in release_history(verdicts, all_releases=["2.7.0", "2.15.0"]).text
 
 
+def test_a_release_that_cannot_be_is_not_counted_up_to() -> None:
+    history = release_history({"2.9.0": [P], "2.99999999999.0": [P]})
+    assert history.untried == ()
+
+
 def test_releases_of_the_matrix_that_were_not_run_are_named_with_their_place() -> None:
     matrix = ["2.7.0", "2.9.0", "2.11.0", "2.13.0", "2.15.0"]
     history = release_history({"2.9.0": [P], "2.13.0": [P]}, all_releases=matrix)

@@ -26,6 +26,7 @@ from toto_compat.contract.result import CellResult
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import RefusedError
 from toto_compat.evidence.files import read_model, storage_errors, write_atomically, write_model
+from toto_compat.evidence.left_file import read_left_file
 from toto_compat.evidence.store import Run, load_run, write_run_info
 
 BUNDLE, ACCEPTANCE_FILE = "bundle", "acceptance.json"
@@ -98,7 +99,7 @@ def _copy_run(run: Run, target: Path) -> None:
 
 def _end_of(log: Path) -> str:
     with storage_errors(log, "read"):
-        return log.read_bytes()[-_LOG_BYTES:].decode("utf-8", errors="replace")
+        return read_left_file(log, _LOG_BYTES, end_only=True).decode("utf-8", errors="replace")
 
 
 def environment_of(cell: CellResult) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from platformdirs import user_cache_path
 from pydantic import BaseModel, ValidationError
 
 from toto_compat.errors import StorageError
+from toto_compat.evidence.left_file import read_left_file
 from toto_compat.evidence.makers import made_by_this_process
+
+_LARGEST_FILE = 300_000_000  # a cell's file has about 0.4 MB, a series of the user's up to 268
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -99,9 +102,17 @@ def write_model(path: Path, model: BaseModel) -> None:
     write_atomically(path, model.model_dump_json(by_alias=True, indent=1) + "\n")
 
 
-def read_bytes(path: Path) -> bytes:
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file; of two processes that do so at once both are kept."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with storage_errors(path, "written"), os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def read_bytes(path: Path, *, follow_links: bool = False) -> bytes:
+    """Read a file of ours, which may have been changed since; one of the user's own may be a link."""
     with storage_errors(path, "read"):
-        return path.read_bytes()
+        return read_left_file(path, _LARGEST_FILE, follow_links=follow_links)
 
 
 def read_model(path: Path, model: type[_Model]) -> _Model:
@@ -123,7 +134,8 @@ def checked(path: Path, model: type[_Model], content: bytes) -> _Model:
 
 
 def file_hash(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path)).hexdigest()
+    """Hash a file of the user's."""
+    return hashlib.sha256(read_bytes(path, follow_links=True)).hexdigest()
 
 
 def check_writable(folder: Path) -> None:

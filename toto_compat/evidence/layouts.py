@@ -18,15 +18,15 @@ def upgraded(path: Path, content: bytes) -> bytes:
         return content  # by the first bytes: no need to read megabytes twice
     try:
         document = json.loads(content)
+        if not isinstance(document, dict):
+            return content
+        schema = document.get("schema")
+        if schema == 1:
+            return json.dumps(_from_2(_from_1(document))).encode()
+        if schema == 2:
+            return json.dumps(_from_2(document)).encode()
     except (ValueError, RecursionError):
         return content
-    if not isinstance(document, dict):
-        return content
-    schema = document.get("schema")
-    if schema == 1:
-        return json.dumps(_from_2(_from_1(document))).encode()
-    if schema == 2:
-        return json.dumps(_from_2(document)).encode()
     refuse_later(path, content, newest=RESULT_SCHEMA)
     return content
 
@@ -74,7 +74,7 @@ def _in_points(workload: dict[str, Any]) -> dict[str, Any]:
     patch_size = PATCH_SIZES.get(str(workload.get("model", "tiny")), 1)
     for name in ("context", "horizon"):
         if isinstance(lengths := points.pop(f"{name}_patches", None), list):
-            points[name] = [length * patch_size for length in lengths]
+            points[name] = [length * patch_size if isinstance(length, int) else length for length in lengths]
     samples, per_batch = points.pop("samples", None), points.pop("samples_per_batch", None)
     if samples is not None and per_batch is not None:
         points["sampling"] = [f"{samples}/{per_batch}"]

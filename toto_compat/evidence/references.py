@@ -19,10 +19,12 @@ from toto_compat.contract.request import CacheRequest, CellRequest, CompileSetti
 from toto_compat.contract.suites import Group, Suite, suites_of
 from toto_compat.errors import StorageError
 from toto_compat.evidence.files import read_model, storage_errors, write_model
+from toto_compat.evidence.left_file import read_left_file
 from toto_compat.evidence.makers import made_by_this_process
 from toto_compat.evidence.store import cell_key
 from toto_compat.matrix.user_cache import BUILTIN
 
+LARGEST_FILE = 2_000_000_000
 _TOLD = "references.json"
 _UPSTREAM = "upstream"
 _SOURCES_KEPT = 3  # tens to hundreds of MB for each workload and environment
@@ -76,7 +78,7 @@ class ReferenceStore:
         place = self.folder / key
         try:
             told = read_model(place / _TOLD, References)
-            contents = read_references(place, told)
+            contents = read_references(place, told, lambda path: read_left_file(path, LARGEST_FILE))
         except (StorageError, UnusableReferencesError):
             return None
         return KnownReferences(told, contents) if told.key == key else None

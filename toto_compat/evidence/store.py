@@ -19,18 +19,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.demands import broken_demand
 from toto_compat.contract.gate_limit import GateLimit
-from toto_compat.contract.request import CellRequest, Demand
+from toto_compat.contract.log_line import printable
+from toto_compat.contract.request import TORCH_RELEASE, CellRequest, Demand, Device
 from toto_compat.contract.result import CellResult, Outcome
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import SelectionError, StorageError
+from toto_compat.evidence.details import mistake_in_details
 from toto_compat.evidence.files import (
+    append_line,
     checked,
     file_hash,
     read_bytes,
@@ -43,20 +46,46 @@ from toto_compat.evidence.makers import made_by_this_process
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.user_cache import user_cache_identity
 
-RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 RESERVED_RUN_NAMES = frozenset({"latest", "reference"})
+_LONGEST_CELL_SECONDS = 366 * 24 * 3600
+_LONGEST_NAME = 200  # letters; file systems take 255 bytes, and a name gets an ending
+
+
+def _is_a_device(text: str) -> str:
+    return Device(text).value
+
+
+def _is_a_time(text: str) -> str:
+    if datetime.fromisoformat(text).year > 9000:
+        raise ValueError("a time that no review follows")
+    return text
+
+
+def _is_a_release(text: str) -> str:
+    if len(text) > 40 or not re.fullmatch(TORCH_RELEASE, text, re.ASCII):
+        raise ValueError(f"{text[:40]!r} is no torch release")
+    return text
+
+
+# A run.json may come from elsewhere: what is computed with is what it is taken for, what is shown a terminal shows.
+_Text = Annotated[str, AfterValidator(printable)]
+_Device = Annotated[str, AfterValidator(_is_a_device)]
+_Time = Annotated[str, AfterValidator(_is_a_time)]
+_NoTimeYet = Annotated[str, AfterValidator(lambda text: text and _is_a_time(text))]
+_Release = Annotated[str, AfterValidator(_is_a_release)]
 
 
 class MergedRun(StrictModel):
     """One of the runs that a merged run was made of: where its cells come from."""
 
-    name: str
-    host: str = ""
-    git_revision: str = ""
+    name: _Text
+    host: _Text = ""
+    git_revision: _Text = ""
     source_hash: str = ""
     matrix_hash: str = ""
-    started: str = ""
-    finished: str = ""
+    started: _NoTimeYet = ""
+    finished: _NoTimeYet = ""
     cells: tuple[CellName, ...] = ()  # those that were taken from it
     left_out: dict[CellName, str] = Field(default={})  # those that another run had too, and why that one was taken
 
@@ -65,26 +94,26 @@ class RunInfo(StrictModel):
     """run.json: what was asked, and on what."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
-    name: str
+    name: _Text
     command: tuple[str, ...] = ()
     selectors: tuple[str, ...] = ()
-    profile: str
-    runtime: str
-    executor: str
-    device: str
+    profile: _Text
+    runtime: _Text
+    executor: _Text
+    device: _Device
     cells: tuple[CellName, ...]  # everything planned, finished or not
     gates: dict[Gate, GateLimit] = Field(default={})  # the limits this run is judged by
-    releases: tuple[str, ...] = ()  # torch releases of the matrix, run or not
-    production_profile: str = "production-check"
-    production_workloads: tuple[str, ...] = ()  # the matrix's; none: no cell of this run can say "enable"
+    releases: tuple[_Release, ...] = ()  # torch releases of the matrix, run or not
+    production_profile: _Text = "production-check"
+    production_workloads: tuple[_Text, ...] = ()  # the matrix's; none: no cell of this run can say "enable"
     matrix_file: str = ""
     matrix_hash: str = ""
     source_hash: str = ""
-    git_revision: str = ""
+    git_revision: _Text = ""
     git_dirty: bool = False
-    host: str = ""
-    started: str
-    finished: str = ""
+    host: _Text = ""
+    started: _Time
+    finished: _NoTimeYet = ""
     merged: tuple[MergedRun, ...] = ()  # the runs that `toto-compat merge` made this one of
 
     @model_validator(mode="before")
@@ -106,6 +135,13 @@ class StoredCell(CellResult):
     stored: str = ""  # when the cell really ran, ISO 8601, UTC
     ran_in: str = ""  # name of the run that ran it
     reused: bool = False  # taken from the store: `stored` and `ran_in` are of the original
+
+    @model_validator(mode="after")
+    def _what_is_computed_with(self) -> Self:
+        _is_a_release(self.request.environment.torch)
+        if mistake := mistake_in_details(self.evidence):
+            raise ValueError(mistake)
+        return self
 
 
 @dataclass(frozen=True)
@@ -171,22 +207,36 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def check_run_name(name: str) -> None:
-    if not RUN_NAME.match(name) or name in RESERVED_RUN_NAMES:
+    if not RUN_NAME.fullmatch(name) or name in RESERVED_RUN_NAMES or len(name) > _LONGEST_NAME:
         raise SelectionError(
             f"--run {name!r}: not usable as the name of a run",
-            hint=f"letters, digits and ._+- only, and not {' or '.join(sorted(RESERVED_RUN_NAMES))}",
+            hint=f"letters, digits and ._+- only, {_LONGEST_NAME} at most, and not "
+            + " or ".join(sorted(RESERVED_RUN_NAMES)),
         )
 
 
 def cell_path(run_folder: Path, cell: str) -> Path:
     """A cell's name is its path in the run; one out of a file from elsewhere must not lead out of it."""
-    if {".", ".."} & set(cell.split("/")) or "\0" in cell:
-        raise StorageError(f"{run_folder}: {cell!r} is no name of a cell", hint="the run is damaged: run it again")
-    return run_folder / "cells" / f"{cell}.json"
+    return _inside(run_folder, "cells", cell, ".json")
 
 
 def log_path(run_folder: Path, cell: str) -> Path:
-    return run_folder / "logs" / f"{cell}.log"
+    """Where a cell's log lies, with the same care as for its file."""
+    return _inside(run_folder, "logs", cell, ".log")
+
+
+def _inside(run_folder: Path, kind: str, cell: str, suffix: str) -> Path:
+    parts = cell.split("/")
+    if {"", ".", ".."} & set(parts) or not cell.isprintable() or max(map(len, parts)) > _LONGEST_NAME:
+        raise StorageError(f"{run_folder}: {cell!r} is no name of a cell", hint="the run is damaged: run it again")
+    path = run_folder / kind
+    for part in (*parts[:-1], f"{parts[-1]}{suffix}"):
+        if path.is_symlink():
+            break
+        path /= part
+    if path.is_symlink():
+        raise StorageError(f"{path}: a link, which no run has", hint="copy the run with the files themselves in it")
+    return path
 
 
 def write_run_info(run_folder: Path, info: RunInfo) -> None:
@@ -230,8 +280,15 @@ def load_run(folder: Path) -> Run:
     content = read_bytes(folder / "run.json")
     refuse_later(folder / "run.json", content, newest=1)
     info = checked(folder / "run.json", RunInfo, content)
-    paths = [path for cell in info.cells if (path := cell_path(folder, cell)).exists()]
-    return Run(folder, info, tuple(read_cell(path) for path in paths))
+    paths = {cell: path for cell in info.cells if (path := cell_path(folder, cell)).exists()}
+    return Run(folder, info, tuple(_read_cell_of(cell, path) for cell, path in paths.items()))
+
+
+def _read_cell_of(name: CellName, path: Path) -> StoredCell:
+    cell = read_cell(path)
+    if cell.cell != name:
+        raise StorageError(f"{path}: holds a result of {cell.cell}", hint="the run is damaged: run it again")
+    return cell
 
 
 def list_runs(results: Path) -> list[str]:
@@ -248,10 +305,11 @@ def find_run(name: str = "latest", results: Path = Path("results")) -> Path:
     if name == "latest" and not (results / "latest" / "run.json").exists():
         pointer = results / "latest.txt"
         if pointer.exists():
-            with storage_errors(pointer, "read"):
-                name = pointer.read_text(encoding="utf-8").strip()
+            name = read_bytes(pointer).decode(errors="replace").strip()
+            if not RUN_NAME.fullmatch(name):
+                raise StorageError(f"{pointer}: {name[:80]!r} is no name of a run", hint="delete it, or name the run")
     for candidate in (results / name, Path(name)):
-        if (candidate / "run.json").exists():
+        if _holds_a_run(candidate):
             return candidate.resolve()
     known = list_runs(results)
     if name == "latest":
@@ -260,6 +318,13 @@ def find_run(name: str = "latest", results: Path = Path("results")) -> Path:
         f"{name}: no such run in {results}",
         hint=f"there are: {', '.join(known[-8:])}" if known else "there is none yet: `toto-compat matrix` makes one",
     )
+
+
+def _holds_a_run(folder: Path) -> bool:
+    try:
+        return (folder / "run.json").exists()
+    except OSError:  # a name that no file can have
+        return False
 
 
 # --- the store of finished cells -------------------------------------------------------------------------------------
@@ -349,28 +414,32 @@ class CellStore:
         if not cell.key or not can_be_reused(cell, cell.request.demands):
             return
         write_model(self.path(cell.key), cell)
-        # a line at the end, however many there are; of two runners that write at once both are kept
-        with storage_errors(self._timings, "written"), self._timings.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({timing_name(cell.request): cell.seconds}) + "\n")
+        if _is_possible(cell.seconds):
+            append_line(self._timings, json.dumps({timing_name(cell.request): cell.seconds}))  # however many there are
 
     def known_seconds(self) -> dict[str, float]:
         """Tell how long cells took when they last ran on this machine, by timing_name."""
         known: dict[str, float] = {}
         for path in (self.folder / "timings.json", self._timings):  # the first is of version 0.1 and before
             try:
-                content = path.read_text(encoding="utf-8", errors="replace")
-            except OSError:
+                content = read_bytes(path).decode(errors="replace")
+            except StorageError:
                 continue
             for line in [content] if path.suffix == ".json" else content.splitlines():
                 try:
-                    known |= {str(name): float(seconds) for name, seconds in json.loads(line).items()}
-                except (ValueError, TypeError, AttributeError):
+                    told = {str(name): float(seconds) for name, seconds in json.loads(line).items()}
+                except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
                     continue  # half a line, of a runner that was killed
+                known |= {name: seconds for name, seconds in told.items() if _is_possible(seconds)}
         return known
 
     @property
     def _timings(self) -> Path:
         return self.folder / "timings.jsonl"
+
+
+def _is_possible(seconds: float) -> bool:
+    return 0 <= seconds <= _LONGEST_CELL_SECONDS  # neither is what is not a number
 
 
 def timing_name(request: CellRequest) -> str:

@@ -22,6 +22,7 @@ from toto_compat.evidence.store import (
 )
 from toto_compat.fleet.run_sources import log_of, runs_of
 from toto_compat.report.publish import publish
+from toto_compat.runtimes.progress import say
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
 
 
@@ -87,10 +88,10 @@ def merge_command(runs: tuple[str, ...], name: str | None, conflicts: str, as_js
         raise StorageError("a file of these runs is nested too deeply to be one of ours") from error
     publish(judged, to_json=as_json)
     for note in merged.notes:
-        click.echo(note, err=True)
+        say(note)
     for one in merged.info.merged:
-        click.echo(f"{len(one.cells)} cells from {one.name}{f' on {one.host}' if one.host else ''}", err=True)
+        say(f"{len(one.cells)} cells from {one.name}{f' on {one.host}' if one.host else ''}")
     if judged.run.unfinished:
-        click.echo(f"{len(judged.run.unfinished)} planned cells have no result in any of them", err=True)
+        say(f"{len(judged.run.unfinished)} planned cells have no result in any of them")
     point_latest(results, judged.run.info.name)
-    click.echo(f"run: {judged.run.folder}", err=True)
+    say(f"run: {judged.run.folder}")

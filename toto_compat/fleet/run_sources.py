@@ -18,9 +18,11 @@ _PART_OF_A_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]*")
 def runs_of(source: str, results: Path, scratch: Path) -> list[Run]:
     """Every run that is meant by a name under results/, a folder, a folder that holds runs, or a zipped artifact."""
     path = Path(source)
-    if path.is_file():
+    with storage_errors(path, "read"):
+        is_file, is_folder = path.is_file(), path.is_dir()
+    if is_file:
         path = _unpacked(path, scratch)
-    elif not path.is_dir() or (path / "run.json").exists():
+    elif not is_folder or (path / "run.json").exists():
         return [checked_run(find_run(source, results))]
     folders = _runs_below(path)
     if not folders:
@@ -46,11 +48,10 @@ def checked_run(folder: Path) -> Run:
         if cell_path(folder, name).exists():
             _check_file(cell_path(folder, name))
     run = load_run(folder)
-    named = [name for name in run.info.cells if cell_path(folder, name).exists()]
-    for name, cell in zip(named, run.cells, strict=True):
-        if not name == cell.cell == cell.request.cell:
+    for cell in run.cells:
+        if cell.cell != cell.request.cell:
             raise InputError(
-                f"{cell_path(folder, name)}: holds a result of {cell.cell}, asked as {cell.request.cell}",
+                f"{cell_path(folder, cell.cell)}: holds a result of {cell.cell}, asked as {cell.request.cell}",
                 hint=_LEAVE_OUT,
             )
     return run

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -57,7 +58,7 @@ def _model_of(folder: Path) -> str:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         stride = config.get("stride", config.get("patch_size"))
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(
             f"checkpoint {folder}: config.json cannot be read: {error}", hint="toto-ts saves it"
         ) from error
@@ -106,14 +107,14 @@ def _local_folder(specification: str, relative_to: Path) -> Path | None:
     if not folder.is_dir():
         return None
     missing = [name for name in _FILES if not (folder / name).is_file()]
-    if _WEIGHTS in missing and (pickled := sorted(path.name for path in folder.iterdir() if _is_pickled(path))):
+    if _WEIGHTS in missing and (pickled := sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)):
         raise InputError(
             f"checkpoint {folder}: {', '.join(pickled)}: weights in pickle's format run code when they are read",
             hint=f"convert them to {_WEIGHTS} (`safetensors.torch.save_file`) where you trust their origin",
         )
-    if not missing and _is_pickled(folder / _WEIGHTS):
+    if not missing and (why := _why_no_safetensors(folder / _WEIGHTS)):
         raise InputError(
-            f"checkpoint {folder}: {_WEIGHTS} is not in that format: it begins as a pickle or an archive does",
+            f"checkpoint {folder}: {_WEIGHTS} is not in that format: {why}",
             hint="get the file again from where you trust it",
         )
     if missing:
@@ -121,16 +122,19 @@ def _local_folder(specification: str, relative_to: Path) -> Path | None:
     return folder.resolve()
 
 
-def _is_pickled(path: Path) -> bool:
-    """Tell by name or first bytes if reading a file of weights would run what is in it."""
-    if path.suffix in _PICKLED:
-        return True
-    if path.name != _WEIGHTS:
-        return False
-    with path.open("rb") as file:
-        start = file.read(9)
-    # safetensors: eight bytes of length, then JSON
-    return start.startswith((b"PK\x03\x04", b"\x80")) and start[8:9] != b"{"
+def _why_no_safetensors(path: Path) -> str:
+    """Tell by its first bytes why a file of weights is none that can be loaded; '' if it may be one."""
+    try:
+        with path.open("rb") as file:
+            start, size = file.read(9), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    # eight bytes of length, then so much JSON
+    if start[8:] == b"{" and 8 + int.from_bytes(start[:8], "little") <= size:
+        return ""
+    if start.startswith((b"PK\x03\x04", b"\x80")):
+        return "it begins as a pickle or an archive does"
+    return "it does not begin with a header" if start else "it is empty"
 
 
 def _hub_id(specification: str) -> tuple[str, str | None]:

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from toto_compat.errors import InputError
+from toto_compat.evidence.left_file import read_left_file
+
+_LARGEST_FILE = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,9 @@ def seen_in(runs: Sequence[Path]) -> list[Seen]:
 def _seen_in_cell(run: Path, path: Path) -> Iterator[Seen]:
     # Read without the schema: this only points at evidence, and must not wait for what judges it.
     try:
-        cell: Any = json.loads(path.read_bytes())
+        cell: Any = json.loads(read_left_file(path, _LARGEST_FILE))
         name, suites = str(cell["cell"]), list(cell["evidence"].values())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return
     for suite in suites:
         if not isinstance(suite, dict):

@@ -31,7 +31,7 @@ from toto_compat.releases.upgrade import WATCHED
 from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.interrupt import sigterm_as_interrupt
 from toto_compat.runtimes.open import open_runtime
-from toto_compat.runtimes.progress import say
+from toto_compat.runtimes.progress import print_out, say
 
 FOLDER = "bisects"
 NOT_RUN = "not run"
@@ -75,7 +75,7 @@ def bisect_command(gate: str, selector: str, **asked: Any) -> None:
     with sigterm_as_interrupt():
         search, answer = run_search(question, asked)
     told = as_data(question, search, answer)
-    click.echo(json.dumps(told, indent=2) if asked["as_json"] else "\n".join(answer_lines(question, search, answer)))
+    print_out(json.dumps(told, indent=2) if asked["as_json"] else "\n".join(answer_lines(question, search, answer)))
     if not isinstance(answer, Found):
         sys.exit(ExitCode.NOT_REPRODUCED)
 

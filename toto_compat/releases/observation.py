@@ -9,6 +9,7 @@ from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import Outcome
 from toto_compat.errors import StorageError
+from toto_compat.evidence.files import read_bytes
 from toto_compat.evidence.store import StoredCell, list_runs, load_run, read_cell
 from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.judge import JudgedGate, Status, judge
@@ -57,7 +58,7 @@ def _state(cell: StoredCell, judged: JudgedGate | None, criterion: Criterion) ->
     if judged is None:
         return None, f"{criterion.gate.value} does not apply"
     if judged.status not in (Status.PASS, Status.FAIL):
-        told = f": {cell.failure.message.splitlines()[0]}" if cell.failure and cell.failure.message else ""
+        told = f": {cell.failure.message.splitlines()[0]}" if cell.failure and cell.failure.message.strip() else ""
         return None, f"{judged.status.value}, {judged.reason}{told if told.strip(': ') not in judged.reason else ''}"
     if not criterion.any_change:
         return judged.status.value, f"{judged.status.value}, {judged.reason}"
@@ -78,10 +79,10 @@ def stored_observations(
             continue  # a damaged run is no evidence; `report` names it
         yield from _usable(cells, wanted, criterion, name)
     for path in sorted(store.glob("*/*.json")):
-        head = path.read_bytes()[:400].decode("utf-8", errors="replace")
-        if not any(f'"{name}"' in head for name in wanted):
-            continue
         try:
+            head = read_bytes(path)[:400].decode("utf-8", errors="replace")
+            if not any(f'"{name}"' in head for name in wanted):
+                continue
             cell = read_cell(path)
         except StorageError:
             continue

@@ -28,7 +28,7 @@ from toto_compat.releases.upgrade import Upgrade, compare_release, upgrade_lines
 from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.interrupt import sigterm_as_interrupt
 from toto_compat.runtimes.open import open_runtime
-from toto_compat.runtimes.progress import say
+from toto_compat.runtimes.progress import print_out, say
 from toto_compat.verdict.judge import JudgedCell
 from toto_compat.verdict.judged_run import judge_run
 
@@ -58,12 +58,12 @@ def release_check_command(version: Version | None, matrix_file: Path | None, **a
     if version is None:
         version = newest_new_release(path, asked)
         if version is None:
-            click.echo("your package index has no torch release newer than everything in the matrix")
+            print_out("your package index has no torch release newer than everything in the matrix")
             return
     check_writable(asked["results"])
     with sigterm_as_interrupt():
         upgrade = check_release(path, version, asked)
-    click.echo("\n".join(upgrade_lines(upgrade, all_defaults=asked["all_defaults"])))
+    print_out("\n".join(upgrade_lines(upgrade, all_defaults=asked["all_defaults"])))
     if upgrade.exit_code is not ExitCode.OK:
         sys.exit(upgrade.exit_code)
 

@@ -18,6 +18,7 @@ from toto_compat.report.ci import badge, junit_xml, step_summary
 from toto_compat.report.compatibility import as_json, compatibility
 from toto_compat.report.record import decision_record
 from toto_compat.report.table import escaped_markdown, markdown_table, terminal_table
+from toto_compat.runtimes.progress import as_text, print_out, say
 from toto_compat.verdict.comparison import Change, RowChange, compare
 from toto_compat.verdict.judged_run import JudgedRun, judge_run, read_gates
 from toto_compat.verdict.verdict_rows import env_text, verdict_of
@@ -76,19 +77,18 @@ def report_command(
         return
     if stored.unfinished:
         # on the error stream, so that every format stays what it is
-        click.echo(f"{len(stored.unfinished)} planned cells have no result: {_some(stored.unfinished)}", err=True)
+        say(f"{len(stored.unfinished)} planned cells have no result: {_some(stored.unfinished)}")
     on_terminal = form == "table" and output is None and sys.stdout.isatty()
     if device and form != "env":
         raise click.UsageError("--device is of --format env")
-    if form == "env":
-        text = env_text(judged.decision, device)
-    else:
-        text = terminal_table(judged, colour=True) + "\n" if on_terminal else FORMATS[form](judged)
+    text = env_text(judged.decision, device) if form == "env" else FORMATS[form](judged)
     if output:
-        write_atomically(output, text)
-        click.echo(f"written: {output}", err=True)
+        write_atomically(output, as_text(text))
+        say(f"written: {output}")
+    elif on_terminal:
+        click.echo(terminal_table(judged, colour=True))
     else:
-        click.echo(text, nl=False)
+        print_out(text, end_line=False)
 
 
 @click.command("diff")
@@ -122,9 +122,9 @@ def diff_command(
     limits = read_gates(gates, new.info) if gates else new.info.gates
     rows = compare(judge_run(old, limits).cells, judge_run(new, limits).cells)
     if as_json_text:
-        click.echo(as_json(_diff_as_json(old.info.name, new.info.name, rows)), nl=False)
+        print_out(as_json(_diff_as_json(old.info.name, new.info.name, rows)), end_line=False)
     else:
-        click.echo(_diff_as_text(old.info.name, new.info.name, rows, show_all=show_all))
+        print_out(_diff_as_text(old.info.name, new.info.name, rows, show_all=show_all))
     if fail_on_regression and any(row.is_worse for row in rows):
         sys.exit(ExitCode.FINDINGS)
 
@@ -145,8 +145,8 @@ def _write_page(judged: JudgedRun, page: Path, results: Path) -> None:
     # matplotlib and jinja2 are only worth their import time for the page
     from toto_compat.report.html import write_html
 
-    write_html(judged, page, results=results if results.is_dir() else None)
-    click.echo(f"written: {page}", err=True)
+    write_html(judged, page, results=results if results.is_dir() else None, note=say)
+    say(f"written: {page}")
 
 
 def _diff_as_text(before: str, after: str, rows: list[RowChange], *, show_all: bool) -> str:

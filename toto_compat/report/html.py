@@ -5,7 +5,7 @@ import gzip
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,12 @@ _MOST_RUNS = 12  # more do not fit beside each other
 _CELLS_PER_PACK = 50
 
 
-def write_html(judged: JudgedRun, path: Path, *, results: Path | None = None) -> None:
+def write_html(
+    judged: JudgedRun, path: Path, *, results: Path | None = None, note: Callable[[str], None] = lambda _: None
+) -> None:
     """Write the page. `results` is where other runs lie, for the history; None: no history."""
-    write_atomically(path, render_page(judged, history_of(results, until=judged) if results else {}))
+    history = history_of(results, until=judged, note=note) if results else {}
+    write_atomically(path, render_page(judged, history))
 
 
 def render_page(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -> str:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.result import CellResult, Figure, Kind, SuiteEvidence
 from toto_compat.contract.suites import Suite
-from toto_compat.errors import StorageError
-from toto_compat.evidence.files import read_model
+from toto_compat.errors import StorageError, TotoCompatError
+from toto_compat.evidence.files import read_bytes, read_model
 from toto_compat.evidence.store import RunInfo, StoredCell, list_runs, load_run
 from toto_compat.matrix.gates import Gate
 from toto_compat.report.compatibility import row as compatibility_row
@@ -198,31 +198,28 @@ def grouped_events(events: Iterable[Event]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda group: (list(EventKind).index(EventKind(group["kind"])), -group["count"]))
 
 
-def history_of(results: Path, *, until: JudgedRun) -> dict[str, list[PastRow]]:
-    """Rows of the earlier runs in the results folder by cell name, oldest first."""
-    dated: list[tuple[str, str, list[dict[str, Any]]]] = []
+def history_of(
+    results: Path, *, until: JudgedRun, note: Callable[[str], None] = lambda _: None
+) -> dict[str, list[PastRow]]:
+    """Rows of the earlier runs in the results folder by cell name, oldest first.
+
+    A run that is damaged has no part in it, and `note` is told why: it must not spoil the page of another.
+    """
+    dated: list[tuple[str, str, list[tuple[str, PastRow]]]] = []
     for name in list_runs(results):
         folder = results / name
         if folder.resolve() == until.run.folder.resolve():
             continue
-        info = read_model(folder / "run.json", RunInfo)
-        if info.started <= until.run.info.started:
-            dated.append((info.started, name, _stored_rows(folder)))
+        try:
+            info = read_model(folder / "run.json", RunInfo)
+            if info.started <= until.run.info.started:
+                dated.append((info.started, name, _past_rows(folder, name, info.started[:10])))
+        except TotoCompatError as error:
+            note(f"{name} is left out of the history: {error}")
     past: defaultdict[str, list[PastRow]] = defaultdict(list)
-    for started, name, rows in sorted(dated, key=lambda entry: entry[:2]):
-        for row in rows:
-            gates: Mapping[str, Any] = row.get("gates", {})
-            parts = [str(row.get(key)) for key in ("environment", "cache", "mode", "settings")]
-            name_of_row = _row_name(str(row.get("device")), str(row.get("cell") or CellName.of(*parts)))
-            past[name_of_row].append(
-                PastRow(
-                    run=name,
-                    date=started[:10],
-                    verdict=str(row.get("verdict", "")),
-                    speedup=_number(gates.get("speedup")),
-                    recompiles_total=_number(gates.get("recompiles_total")),
-                )
-            )
+    for _, _, rows in sorted(dated, key=lambda entry: entry[:2]):
+        for cell, row in rows:
+            past[cell].append(row)
     return dict(past)
 
 
@@ -257,19 +254,31 @@ def trend_points(contender: Contender, suite: Suite, name: str) -> list[tuple[st
     return list(newest.items())
 
 
-def _stored_rows(folder: Path) -> list[dict[str, Any]]:
+def _past_rows(folder: Path, run: str, date: str) -> list[tuple[str, PastRow]]:
     table = folder / "compatibility.json"
     if not table.is_file():
         # an interrupted run has cells and no table yet
-        return [compatibility_row(cell) for cell in judge_run(load_run(folder)).cells]
+        return [_past_row(compatibility_row(cell), run, date) for cell in judge_run(load_run(folder)).cells]
     try:
-        rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
-        return [dict(row) for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
+        return [_past_row(row, run, date) for row in json.loads(read_bytes(table))["rows"]]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         command = shlex.join(["toto-compat", "report", str(folder), "--format", "json", "--output", str(table)])
         raise StorageError(
             f"{table}: not a table of this program: {error}", hint=f"write it anew: {command}"
         ) from error
+
+
+def _past_row(row: Mapping[str, Any], run: str, date: str) -> tuple[str, PastRow]:
+    gates: Mapping[str, Any] = row.get("gates", {})
+    parts = [str(row.get(key)) for key in ("environment", "cache", "mode", "settings")]
+    past = PastRow(
+        run=run,
+        date=date,
+        verdict=str(row.get("verdict", "")),
+        speedup=_number(gates.get("speedup")),
+        recompiles_total=_number(gates.get("recompiles_total")),
+    )
+    return _row_name(str(row.get("device")), str(row.get("cell") or CellName.of(*parts))), past
 
 
 def _number(gate: Any) -> float | None:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 import click
 
 from toto_compat.contract.cell_name import CellName
-from toto_compat.errors import ExitCode, TotoCompatError
+from toto_compat.errors import ExitCode
 from toto_compat.evidence.files import write_atomically
 from toto_compat.evidence.store import log_path
 from toto_compat.report.compatibility import as_json, compatibility
 from toto_compat.report.table import markdown_table, skipped_line, terminal_table
+from toto_compat.runtimes.progress import as_text
 from toto_compat.verdict.judge import Status
 from toto_compat.verdict.judged_run import JudgedRun
 
@@ -32,12 +33,9 @@ def write_compatibility(judged: JudgedRun) -> None:
 
     folder = judged.run.folder
     write_atomically(folder / "compatibility.json", as_json(compatibility(judged)))
-    write_atomically(folder / "compatibility.md", markdown_table(judged))
-    try:
-        history = history_of(folder.parent, until=judged)
-    except TotoCompatError:
-        history = {}  # damage in another run must not spoil this one; `toto-compat report` names the file
-    write_atomically(folder / "compatibility.html", render_page(judged, history))
+    write_atomically(folder / "compatibility.md", as_text(markdown_table(judged)))
+    # of a damaged run beside it nothing is said here: `toto-compat report` names the file
+    write_atomically(folder / "compatibility.html", render_page(judged, history_of(folder.parent, until=judged)))
 
 
 def closing_lines(judged: JudgedRun, required: Sequence[CellName]) -> Iterator[str]:

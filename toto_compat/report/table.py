@@ -6,9 +6,11 @@ from itertools import groupby
 import click
 from tabulate import tabulate
 
+from toto_compat.contract.log_line import printable
 from toto_compat.contract.result import CellResult, Kind
 from toto_compat.matrix.gates import Gate
 from toto_compat.report.symbols import symbols_markdown, symbols_table
+from toto_compat.runtimes.progress import as_text
 from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status, draws_of, forecast_text, one_line
 from toto_compat.verdict.judged_run import JudgedRun
 
@@ -30,11 +32,11 @@ def terminal_table(judged: JudgedRun, *, colour: bool = False) -> str:
         headers = ["cache", "mode", "verdict", "decided by", *headings]
         body = tabulate([headers, *rows], tablefmt="plain", disable_numparse=True, stralign="left")
         first, rest = body.split("\n", 1)
-        blocks.append(f"{environment}\n{first}\n{'-' * len(first)}\n{rest}")
-        blocks += [table for cell in cells if (table := symbols_table(cell))]
+        blocks.append(f"{printable(environment)}\n{first}\n{'-' * len(first)}\n{rest}")
+        blocks += [as_text(table) for cell in cells if (table := symbols_table(cell))]
     shared = [f"{_heading(column, short=True)}: {_heading(column)}." for column in columns if len(column) > 1]
     blocks.append("\n".join([*shared, _LEGEND]))
-    blocks.append(judged.decision.sentence)
+    blocks.append(as_text(judged.decision.sentence))
     return "\n\n".join(blocks)
 
 
@@ -100,7 +102,7 @@ def _terminal_row(cell: JudgedCell, columns: Sequence[tuple[Gate, ...]], *, colo
     if colour:
         verdict = click.style(verdict, fg=_COLOURS[cell.verdict], bold=True)
     return [
-        _wrapped(cell.result.cell.cache, 16),
+        _wrapped(printable(cell.result.cell.cache), 16),
         _mode_and_workload(cell),
         verdict,
         _wrapped(cell.decided_by.value if cell.decided_by else "", 16),
@@ -113,7 +115,7 @@ def _mode_and_workload(cell: JudgedCell) -> str:
     lines = [cell.result.cell.mode_and_settings.replace("+", "\n+")]
     if cell.result.cell.workload:
         lines += [f"@{cell.result.cell.workload}", cell.result.request.workload.precision, f"{draws_of(cell)} draws"]
-    return "\n".join(line for line in lines if line != " draws")
+    return as_text("\n".join(line for line in lines if line != " draws"))
 
 
 def _figures(cell: JudgedCell, gates: Sequence[Gate], *, predictions: bool = False) -> str:

@@ -30,7 +30,7 @@ from toto_compat.repro.replay import ToRun, replayed
 from toto_compat.repro.seen import is_named_pipe, read_log_or_explain
 from toto_compat.repro.trace import MinimalRun, run_minimal
 from toto_compat.runtimes.open import RuntimeName, open_runtime
-from toto_compat.runtimes.progress import say
+from toto_compat.runtimes.progress import print_out, say
 
 _MINIMAL_MINUTES = 20.0
 
@@ -105,12 +105,12 @@ def from_log(options: Bundling, matrix_file: Path | None) -> None:
     draft = draft_incident(seen, matrix, torch=options.torch, freeze=freeze, env=options.env_file)
     target = options.output or Path(f"incident-{draft.keys['date']}.yaml")
     write_incident(as_yaml(draft, seen), target)
-    click.echo(f"{target}: {draft.keys['title']} ({draft.keys['date']})")
+    print_out(f"{target}: {draft.keys['title']} ({draft.keys['date']})")
     for line in draft.told:
-        click.echo(f"  {redact(line)}")
+        print_out(f"  {redact(line)}")
     for gap in draft.unknown:
-        click.echo(f"  unknown: {redact(gap)}")
-    click.echo(f"Read it, then run it: toto-compat repro {target}")
+        print_out(f"  unknown: {redact(gap)}")
+    print_out(f"Read it, then run it: toto-compat repro {target}")
 
 
 # --- making -----------------------------------------------------------------------------------------------------------
@@ -185,10 +185,10 @@ def make_bundle(
     head = about(result, contents, command=command, shows=shows)
     manifest = write_bundle(target, head, contents.files, wheels)
     size = target.stat().st_size
-    click.echo(f"{target}: {len(manifest.files)} files, {size / 1e6:.1f} MB, {shows}")
+    print_out(f"{target}: {len(manifest.files)} files, {size / 1e6:.1f} MB, {shows}")
     for note in manifest.notes:
-        click.echo(f"  {note}")
-    click.echo(f"Replay it anywhere: toto-compat repro {target.name}")
+        print_out(f"  {note}")
+    print_out(f"Replay it anywhere: toto-compat repro {target.name}")
     return target
 
 

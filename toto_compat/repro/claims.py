@@ -19,6 +19,7 @@ from toto_compat.contract.suites import Suite
 from toto_compat.errors import SelectionError
 from toto_compat.evidence.store import Run, StoredCell, find_run, list_runs, load_run
 from toto_compat.matrix.gates import Gate
+from toto_compat.runtimes.progress import print_out
 from toto_compat.verdict.judge import Status, judge, one_line
 
 _CLAIMS_FILE = Path(__file__).with_name("claims.toml")
@@ -268,4 +269,4 @@ def claims_command(runs: tuple[str, ...], results: Path) -> None:
     if not names:
         raise SelectionError(f"{results}: no reference run there", hint="name a run: `toto-compat claims latest`")
     found = {name: load_run(find_run(name, results)) for name in names}
-    click.echo(claims_markdown(audit(read_claims(), found)), nl=False)
+    print_out(claims_markdown(audit(read_claims(), found)), end_line=False)

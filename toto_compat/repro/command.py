@@ -31,7 +31,7 @@ from toto_compat.repro.reproduce import PROFILE_NAME, incident_request, reproduc
 from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.interrupt import sigterm_as_interrupt
 from toto_compat.runtimes.open import RuntimeName, open_runtime
-from toto_compat.runtimes.progress import say
+from toto_compat.runtimes.progress import print_out, say
 from toto_compat.verdict.judge import one_line
 
 __all__ = [
@@ -157,7 +157,7 @@ def run_incident(
         reproduction = reproduce(incident, request, runtime, matrix, stored_first=stored)
         for line in compared_with_bundle(to_run, reproduction.result):
             say(line)
-        click.echo(json.dumps(as_data(reproduction), indent=2) if as_json else as_text(reproduction))
+        print_out(json.dumps(as_data(reproduction), indent=2) if as_json else as_text(reproduction))
         if options.bundle:
             bundle_reproduction(reproduction, folder, matrix, options, runtime)
         finish(exit_code(reproduction))
@@ -184,9 +184,9 @@ def effective(incident: Incident, *, cache: str | None, environment: str | None)
 def show_explanation(explanation: Explanation, *, as_json: bool) -> None:
     base = explanation.base
     if as_json:
-        click.echo(json.dumps({**as_data(base), "explanation": explanation_as_data(explanation)}, indent=2))
+        print_out(json.dumps({**as_data(base), "explanation": explanation_as_data(explanation)}, indent=2))
     else:
-        click.echo(f"{as_text(base)}\n\n{explanation_as_text(explanation)}")
+        print_out(f"{as_text(base)}\n\n{explanation_as_text(explanation)}")
     finish(exit_code(base))
 
 

@@ -1,9 +1,7 @@
 """Runs one cell's process and turns whatever happened to it into a result: no cell is ever lost."""
 
-import errno
 import os
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -15,6 +13,8 @@ from pydantic import ValidationError
 
 from toto_compat.contract.request import CellRequest, Origin
 from toto_compat.contract.result import CellResult, Failure, Provenance
+from toto_compat.evidence.details import mistake_in_details
+from toto_compat.evidence.left_file import read_left_file
 from toto_compat.runtimes import supervise
 from toto_compat.runtimes.cell_log import LAST_LINES, LONGEST_PIECE, copy_to_log
 from toto_compat.runtimes.orphans import end_processes_of
@@ -172,33 +172,6 @@ def collect_result(request: CellRequest, folder: Path, end: ProcessEnd, known: P
     )
 
 
-def read_left_file(path: str | Path, largest: int, *, in_folder: int | None = None, end_only: bool = False) -> bytes:
-    """Read a file that a cell left. The cell may have put anything there: no link is followed, no pipe waited for.
-
-    A file larger than `largest` bytes is an error, or only its end is read. `in_folder` is an open folder that `path`
-    lies in.
-    """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        handle = os.open(path, flags, dir_fd=in_folder)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link", str(path)) from error
-        raise
-    try:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if facts.st_size > largest and not end_only:
-            raise OSError(errno.EFBIG, f"it is larger than {largest / 1e6:.0f} MB", str(path))
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            file.seek(max(0, facts.st_size - largest))
-            # not `largest`: so much would be allocated before anything is read
-            return file.read(min(largest, facts.st_size))
-    finally:
-        os.close(handle)
-
-
 def _read_result(path: Path, request: CellRequest) -> tuple[CellResult | None, str]:
     try:
         result = CellResult.model_validate_json(read_left_file(path, _LARGEST_RESULT))
@@ -212,6 +185,8 @@ def _read_result(path: Path, request: CellRequest) -> tuple[CellResult | None, s
         return None, f"its result file is not valid: {where + ': ' if where else ''}{first['msg']}"
     if result.cell != request.cell:
         return None, f"its result file is of another cell: {result.cell}"
+    if mistake := mistake_in_details(result.evidence):
+        return None, f"its result file is not valid: {mistake}"
     return result, "its result file lacks suites"
 
 

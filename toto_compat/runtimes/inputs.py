@@ -26,7 +26,7 @@ def staged(request: CellRequest) -> CellRequest:
         changes["cache"] = request.cache.model_copy(update={"source": f"{folder / file.name}:{class_name}"})
     if request.csv is not None:
         path = Path(request.csv.path)
-        folder = stage({path.name: read_bytes(path)}, cache_folder() / "series")
+        folder = stage({path.name: read_bytes(path, follow_links=True)}, cache_folder() / "series")
         changes["csv"] = request.csv.model_copy(update={"path": str(folder / path.name)})
     if request.symbols:
         # numbered: a symbol may be called what no path in a container can be
@@ -61,7 +61,7 @@ def with_inputs(request: CellRequest, seen: Callable[[Path, str], str]) -> CellR
 
 
 def _content(symbol: SymbolSeries) -> bytes:
-    content = read_bytes(Path(symbol.series.path))
+    content = read_bytes(Path(symbol.series.path), follow_links=True)
     if hashlib.sha256(content).hexdigest() != symbol.content:
         raise InputError(f"{symbol.series.path}: was changed while it was read", hint="run the same command again")
     return content

@@ -17,8 +17,9 @@ from typing import IO
 from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.errors import StorageError, TotoCompatError
+from toto_compat.evidence.left_file import read_left_file
 from toto_compat.evidence.references import KnownReferences
-from toto_compat.runtimes.cell_process import LOG_FILE, read_left_file, work_folders
+from toto_compat.runtimes.cell_process import LOG_FILE, work_folders
 from toto_compat.runtimes.orphans import end_processes_of
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.references import SharedReferences, left_references
@@ -101,8 +102,8 @@ def run_cells(
 
     def hand_over(done: Future[FinishedCell]) -> None:
         cell, finished = pending.pop(done), done.result()
+        on_finished(cell, finished)  # first: what is only said must not cost a cell
         progress.finished(cell.request.cell, finished.result.failure, finished.seconds)
-        on_finished(cell, finished)
 
     try:
         for cell in islice(waiting, 2 * jobs):

@@ -17,8 +17,9 @@ from toto_compat.contract.request import Device, Environment, Limits
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.files import cache_folder, write_model
+from toto_compat.evidence.left_file import read_left_file
 from toto_compat.evidence.makers import made_by_this_process
-from toto_compat.runtimes.cell_process import ProcessEnd, read_left_file
+from toto_compat.runtimes.cell_process import ProcessEnd
 from toto_compat.runtimes.gpu import check_kernels
 from toto_compat.runtimes.nvidia_smi import find_gpus
 

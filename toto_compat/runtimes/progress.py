@@ -1,5 +1,6 @@
 """What is running now: a live line per cell on a terminal, plain timestamped lines elsewhere."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,11 @@ _HEARTBEAT_SECONDS = 30.0
 def say(text: str) -> None:
     """Print to stderr: stdout is for the table or the JSON alone. What a log brought along is shown and not obeyed."""
     click.echo(as_text(text), err=True)
+
+
+def print_out(text: str, *, end_line: bool = True) -> None:
+    """Print to stdout what was asked for, with the same care; JSON stays as it is, it has no such letters."""
+    click.echo(as_text(text), nl=end_line)
 
 
 def as_text(text: str) -> str:
@@ -159,14 +165,18 @@ class LiveProgress:
         with self._guard:
             now = self._clock()
             lines = [
-                Text.assemble((cell, "bold"), f"  {running.suite}  ", (_clock_time(now - running.since), "dim"))
+                Text.assemble(
+                    (printable(cell), "bold"),
+                    f"  {printable(running.suite)}  ",
+                    (_clock_time(now - running.since), "dim"),
+                )
                 for cell, running in self._state.running.items()
             ]
             count = f"{self._state.done} of {self._state.total} cells finished, {_clock_time(now - self._began)}"
         return Group(*lines, Text(count, style="dim"))
 
     def note(self, text: str) -> None:
-        self._console.print(Text(text))
+        self._console.print(Text(as_text(text)))
 
     def started(self, cell: str) -> None:
         with self._guard:
@@ -200,9 +210,12 @@ def progress_for(total: int) -> Progress:
 
 
 def _outcome(failure: Failure | None) -> str:
-    return "finished" if failure is None else f"could not be run ({failure.kind}: {failure.message.splitlines()[0]})"
+    if failure is None:
+        return "finished"
+    first_line = next(iter(failure.message.splitlines()), "")
+    return f"could not be run ({failure.kind}{f': {first_line}' if first_line else ''})"
 
 
 def _clock_time(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, rest = divmod(int(seconds) if math.isfinite(seconds) else 0, 60)
     return f"{minutes}:{rest:02d}"

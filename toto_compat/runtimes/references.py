@@ -17,19 +17,19 @@ from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import CellResult
 from toto_compat.errors import TotoCompatError
 from toto_compat.evidence.files import cache_folder
+from toto_compat.evidence.left_file import read_left_file
 from toto_compat.evidence.references import (
+    LARGEST_FILE,
     KnownReferences,
     ReferenceStore,
     needs_references,
     references_key,
     request_for_references,
 )
-from toto_compat.runtimes.cell_process import read_left_file, work_folders
+from toto_compat.runtimes.cell_process import work_folders
 from toto_compat.runtimes.machine import machine_identity
 from toto_compat.runtimes.nvidia_smi import find_gpus
 from toto_compat.runtimes.source import CellSource
-
-_LARGEST_FILE = 2_000_000_000
 
 Compute = Callable[[CellRequest], KnownReferences | None]
 
@@ -107,7 +107,7 @@ def left_references(folder: Path, result: CellResult) -> KnownReferences | None:
         return None
     for work in work_folders(folder):
         try:
-            contents = read_references(work / REFERENCES_FOLDER, told, lambda path: read_left_file(path, _LARGEST_FILE))
+            contents = read_references(work / REFERENCES_FOLDER, told, lambda path: read_left_file(path, LARGEST_FILE))
         except UnusableReferencesError:
             continue
         return KnownReferences(told, contents)

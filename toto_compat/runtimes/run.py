@@ -12,6 +12,7 @@ from toto_compat.contract.files import utc_now
 from toto_compat.contract.request import CellRequest, Device
 from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.errors import TotoCompatError
+from toto_compat.evidence.details import mistake_in_details
 from toto_compat.evidence.files import cache_folder
 from toto_compat.evidence.makers import remove_abandoned
 from toto_compat.evidence.store import (
@@ -109,7 +110,11 @@ def _run_into(
 
 def keep_cell(done: FinishedCell, key: str, run_folder: Path, store: CellStore, note: Callable[[str], None]) -> None:
     """Write a cell that has ended into its run, and into the store if it can be reused."""
-    stored = stored_cell(done.result, key=key, seconds=done.seconds, run=run_folder.name)
+    result = done.result
+    if mistake := mistake_in_details(result.evidence):
+        failure = Failure(kind="crash", message=f"its result is not valid: {mistake}")
+        result = result.model_copy(update={"evidence": {}, "failure": failure})
+    stored = stored_cell(result, key=key, seconds=done.seconds, run=run_folder.name)
     try:
         store.put(stored)  # first: who is killed before the next line finds the cell there and not in the run
     except TotoCompatError as error:
@@ -119,12 +124,12 @@ def keep_cell(done: FinishedCell, key: str, run_folder: Path, store: CellStore, 
 
 def keep_log(cell: str, log: Path, run_folder: Path, progress: Progress) -> None:
     """Move a cell's log into its run."""
-    target = log_path(run_folder, cell)
     try:
+        target = log_path(run_folder, cell)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(log, target)
-    except OSError as error:
-        progress.note(f"{cell}: its log could not be kept: {error.strerror}")
+    except (OSError, TotoCompatError) as error:
+        progress.note(f"{cell}: its log could not be kept: {error}")
 
 
 def stored_cell(result: CellResult, *, key: str, seconds: float, run: str) -> StoredCell:

@@ -11,6 +11,7 @@ from toto_compat.verdict.judge import Status
 # of several environments with one torch release the worst speaks for the release
 _WORST_FIRST = (Status.FAIL, Status.INCONCLUSIVE, Status.PASS)
 _MOST_LISTED = 4
+_MOST_MINORS = 1000  # between two releases; a number beyond is a mistake, and would be counted up to
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _untried(ordered: Sequence[str], all_releases: Iterable[str]) -> list[str]:
     known = {Version(release): release for release in all_releases}
     gaps = {version: release for version, release in known.items() if release not in ordered}
     oldest, newest = Version(ordered[0]), Version(ordered[-1])
-    if oldest.major == newest.major:
+    if oldest.major == newest.major and newest.minor - oldest.minor < _MOST_MINORS:
         minors = {Version(release).minor for release in (*ordered, *known.values())}
         for minor in range(oldest.minor + 1, newest.minor):
             if minor not in minors:

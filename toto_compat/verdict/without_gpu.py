@@ -1,5 +1,6 @@
 """What is known of CUDA where no GPU was used: compiled for described GPUs, executed in an interpreter; no verdict."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ def known_without_gpu(result: CellResult) -> KnownWithoutGpu | None:
     return KnownWithoutGpu(
         compiled=_compiled_text(lowered),
         executed=_executed_text(executed),
-        objections=int(value) if value is not None else None,
+        objections=int(value) if value is not None and math.isfinite(value) else None,
         right=right,
     )
 
