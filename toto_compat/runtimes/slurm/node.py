@@ -3,10 +3,11 @@
 import os
 import shutil
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -102,8 +103,19 @@ def node_lock(environment_name: str) -> Path:
 
 
 def _on_this_node(name: str) -> Path:
-    # not in the cache folder, which nodes may share
-    return Path(tempfile.gettempdir()) / f"toto-compat-node-{os.getuid()}-{name}"
+    """Give a place in a folder of this user's alone: everybody of a node can write beside it.
+
+    It is not in the cache folder, which nodes may share."""
+    folder = Path(tempfile.gettempdir()) / f"toto-compat-node-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise EnvironmentBuildError(
+            f"{folder}: not a folder of this user's alone, so no locks are put there",
+            hint="remove it, or name another folder with `export TMPDIR=...` in slurm.setup",
+        )
+    return folder / name
 
 
 def _node() -> str:
