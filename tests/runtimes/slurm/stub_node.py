@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.runtimes.stub_runtime import StubRuntime
 from toto_compat.contract.request import Environment
 from toto_compat.runtimes.seam import OnLine, PreparedEnvironment, Runtime
-from toto_compat.runtimes.slurm import executor
+from toto_compat.runtimes.slurm import submission
 from toto_compat.runtimes.slurm.exchange import Task
 from toto_compat.runtimes.slurm.node import run_task
 from toto_compat.runtimes.source import CellSource
@@ -85,7 +85,7 @@ if __name__ == "__main__":
     # by its importable name: this module is __main__ here, and nodes must find it
     from tests.runtimes.slurm import stub_node
 
-    setattr(executor, "NODE_FUNCTION", stub_node.run_stub_task)  # noqa: B010 - a constant to everybody else
+    setattr(submission, "NODE_FUNCTION", stub_node.run_stub_task)  # noqa: B010 - a constant to everybody else
     from toto_compat.cli import main
 
     main()

@@ -22,6 +22,7 @@ from toto_compat.runtimes.local import FinishedCell, ReadyCell, references_of, r
 from toto_compat.runtimes.nvidia_smi import find_gpus
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.references import SharedReferences
+from toto_compat.runtimes.run import without_places
 from toto_compat.runtimes.seam import Runtime
 from toto_compat.runtimes.slurm.exchange import Exchange, NodeResult, Task
 from toto_compat.runtimes.source import CellSource
@@ -74,7 +75,7 @@ def _run(task: Task, runtime: Runtime, number: int, exchange: Exchange, progress
     if task.kind == "references":
         gpu = gpus[0] if gpus else None
         references_of(cell, references, runtime, scratch=scratch, progress=progress, gpu=gpu)
-        return _node_result(_nothing(request, runtime), 0.0)
+        return _node_result(task, _nothing(request, runtime), 0.0)
     finished: list[FinishedCell] = []
     run_cells(
         [cell],
@@ -87,7 +88,7 @@ def _run(task: Task, runtime: Runtime, number: int, exchange: Exchange, progress
         on_finished=lambda _, done: finished.append(done),
         references=references,
     )
-    return _node_result(finished[0].result, finished[0].seconds)
+    return _node_result(task, finished[0].result, finished[0].seconds)
 
 
 def _leave_log(log: Path, where: Path) -> None:
@@ -127,8 +128,10 @@ def _job() -> str:
     return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID", "")
 
 
-def _node_result(result: CellResult, seconds: float) -> NodeResult:
-    return NodeResult(result=result, seconds=round(seconds, 3), node=_node(), job=_job())
+def _node_result(task: Task, result: CellResult, seconds: float) -> NodeResult:
+    # without the password of an index: it stays in the task, which is removed
+    result = result.model_copy(update={"request": without_places(result.request)})
+    return NodeResult(result=result, seconds=round(seconds, 3), node=_node(), job=_job(), nonce=task.nonce)
 
 
 def _nothing(request: CellRequest, runtime: Runtime) -> CellResult:
@@ -138,7 +141,7 @@ def _nothing(request: CellRequest, runtime: Runtime) -> CellResult:
 def _failed(task: Task, failure: Failure, began: float) -> NodeResult:
     provenance = Provenance(runtime=task.runtime, host=os.uname().nodename)
     result = CellResult(cell=task.request.cell, request=task.request, provenance=provenance, failure=failure)
-    return _node_result(result, time.monotonic() - began)
+    return _node_result(task, result, time.monotonic() - began)
 
 
 @contextmanager
