@@ -24,6 +24,7 @@ SCRIPTS = {
     "sbatch": r"""
 n=$(ls scripts | wc -l); id=$((201 + n))
 if [ -e refuse_from ] && [ "$n" -ge "$(cat refuse_from)" ]; then echo "sbatch: error: not this one" >&2; exit 1; fi
+if [ -e kill_before_it_is_taken ]; then kill -9 "$PPID"; exit; fi
 cp "$1" "scripts/$id"; env >"variables/$id"
 name=$(sed -n 's/^#SBATCH --job-name=//p' "$1"); last=$(sed -n 's/^#SBATCH --array=0-\([0-9]*\).*/\1/p' "$1")
 if [ -n "$last" ]; then ids=$(seq -f "${id}_%g" 0 "$last"); else ids=$id; fi

@@ -23,17 +23,22 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallSlurm:
     return SmallSlurm(tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def killed(slurm: SmallSlurm) -> SmallSlurm:
-    """A run whose runner is killed right after sbatch has taken its one array, before it could write that down."""
-    slurm.configure(ONE_ARRAY, MATRIX_TEXT.replace(", equivalence", ""))  # no references: one array and nothing else
-    slurm.order("kill_whoever_submits")
+def kill_at(slurm: SmallSlurm, moment: str) -> SmallSlurm:
+    """Begin a run of one array whose runner is killed by sbatch."""
+    slurm.configure(ONE_ARRAY, MATRIX_TEXT.replace(", equivalence", ""))  # no references, which are an array too
+    slurm.order(moment)
     words = ["matrix", "--executor", "slurm", "--device", "cpu", "--run", "one", "torch-2.13.0-cpu/*"]
     variables = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-m", "toto_compat.cli", *words], env=variables, check=False)
     assert done.returncode == -signal.SIGKILL
-    (slurm.folder / "kill_whoever_submits").unlink()
+    (slurm.folder / moment).unlink()
     return slurm
+
+
+@pytest.fixture
+def killed(slurm: SmallSlurm) -> SmallSlurm:
+    """A run whose runner is killed right after sbatch has taken its array, before it could write that down."""
+    return kill_at(slurm, "kill_whoever_submits")
 
 
 def jobs_of(slurm: SmallSlurm) -> list[str]:
@@ -58,6 +63,12 @@ def test_jobs_of_a_runner_that_was_killed_before_it_knew_them_are_taken_over(kil
     assert jobs_of(killed) == killed.queued == ["201_0", "201_1"]  # and none was submitted a second time
     # what the killed one did not come to: without it a job finds nothing to do
     assert all((killed.exchange.jobs / f"{job}_submitted.pkl").exists() for job in killed.queued)
+
+
+def test_what_slurm_had_not_taken_when_the_runner_was_killed_is_submitted_once(slurm: SmallSlurm) -> None:
+    kill_at(slurm, "kill_before_it_is_taken").watch().submit_rest()
+    assert jobs_of(slurm) == slurm.queued == ["201_0", "201_1"]
+    assert slurm.submitted.unanswered is None
 
 
 def test_jobs_of_a_killed_runner_are_cancelled_too(killed: SmallSlurm) -> None:
