@@ -22,7 +22,8 @@ from toto_compat.runtimes.slurm.node import run_task
 from toto_compat.runtimes.source import CellSource
 
 BEHAVIOUR = "TOTO_COMPAT_STUB_BEHAVIOUR"
-BUILT, BUILDS, GATE, GPUS = "built", "builds.txt", "gate", "gpus.txt"  # in the shared cache folder
+# in the shared cache folder
+BUILT, BUILDS, GATE, GPUS, VARIABLES = "built", "builds.txt", "gate", "gpus.txt", "variables.txt"
 
 
 class NodeStub(StubRuntime):
@@ -51,6 +52,8 @@ def open_stub(task: Task) -> Runtime:
     if task.kind == "references":
         behaviour = "measure"
     write_line(shared / GPUS, f"{task.request.cell.cache} {os.environ.get('CUDA_VISIBLE_DEVICES', 'none')}")
+    for name in os.environ:
+        write_line(shared / VARIABLES, name)
     match behaviour:
         case "die" | "die once":
             if behaviour == "die" or first_time(task):
