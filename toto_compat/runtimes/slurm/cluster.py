@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,6 +72,19 @@ class Cluster:
     folder: Path  # submitit's
     settings: SlurmSettings
 
+    def check(self) -> None:
+        """Find out before anything is noted as asked for whether Slurm can be asked at all."""
+        try:
+            # here and not above: as in `submit`
+            import submitit  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                "--executor slurm needs the package submitit", hint="pip install 'toto-compat[matrix,slurm]'"
+            ) from error
+        check_folder(self.folder)
+        if not all(map(shutil.which, ("srun", "sbatch"))):
+            raise no_slurm()
+
     def submit(
         self,
         function: Any,
@@ -85,18 +99,10 @@ class Cluster:
         after: str | None = None,
     ) -> list[str]:
         """Submit one array whose jobs each call `function` with one of the paths; their ids, in the same order."""
-        try:
-            # here and not above: whoever runs cells on this machine does without it
-            import submitit
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(
-                "--executor slurm needs the package submitit", hint="pip install 'toto-compat[matrix,slurm]'"
-            ) from error
-        check_folder(self.folder)
-        try:
-            executor = submitit.SlurmExecutor(folder=self.folder, max_num_timeout=0)
-        except RuntimeError as error:
-            raise no_slurm() from error
+        # here and not above: whoever runs cells on this machine does without it
+        import submitit
+
+        executor = submitit.SlurmExecutor(folder=self.folder, max_num_timeout=0)
         asked = {
             "partition": demands.partition,
             "gres": demands.gres,

@@ -39,6 +39,7 @@ def submit(exchange: Exchange, submitted: Submitted, tasks: Sequence[Submission]
     """Submit these tasks, alike ones as one array. `keep` gets every change at once, and has it on disk."""
     check_own(exchange, submitted)
     cluster = Cluster(exchange.jobs, submitted.settings)
+    cluster.check()
     if submitted.unanswered is not None:
         before = {task.number: task.jobs for task in submitted.tasks}
         submitted = taken_over(submitted)
