@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tests.faults import cells, containers, installs, kills, storage
+from tests.faults import cells, containers, installs, kills, slurm, storage
 from tests.faults.outcome import Fault
 
 FAULTS: Mapping[str, Fault] = {
@@ -35,4 +35,5 @@ FAULTS: Mapping[str, Fault] = {
     "container killed": containers.container_killed,
     "container's log breaks off": containers.log_breaks_off,
     "engine killed": containers.engine_killed,
+    "runner killed as it submits": slurm.runner_killed_as_it_submits,
 }

@@ -54,6 +54,14 @@ def test_a_torch_that_segfaults_at_import_is_told_as_a_crash(campaign: Campaign)
     assert [outcome.damage for outcome in outcomes] == [Damage(), Damage()]
 
 
+@pytest.mark.slurm
+def test_a_runner_killed_as_it_submits_to_slurm_loses_no_job(campaign: Campaign) -> None:
+    (outcome,) = FAULTS["runner killed as it submits"](campaign)
+    if outcome.not_run:
+        pytest.skip(outcome.not_run)
+    assert outcome.damage == Damage()
+
+
 # --- the campaign can fail --------------------------------------------------------------------------------------------
 
 

@@ -54,6 +54,7 @@ def test_a_setup_line_that_a_shell_would_read_as_more_is_refused(tmp_path: Path,
         load(tmp_path, f'{{setup: ["{line}"]}}')
     assert "slurm.setup[0]" in str(raised.value)
     assert f"matrix.yaml:{len(MATRIX_TEXT.splitlines()) + 1}" in str(raised.value)
+    assert "source /shared/setup.sh" in str(raised.value)  # what to write instead, and no regular expression
 
 
 @pytest.mark.parametrize("key", ["partition", "account", "qos", "gres", "constraint", "node_cache"])
@@ -61,6 +62,34 @@ def test_a_setup_line_that_a_shell_would_read_as_more_is_refused(tmp_path: Path,
 def test_a_value_with_characters_that_it_cannot_have_is_refused(tmp_path: Path, key: str, value: str) -> None:
     with pytest.raises(MatrixFileError, match=rf"slurm\.{key}"):
         load(tmp_path, f'{{{key}: "{value}"}}')
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("poll_seconds", ".inf"),
+        ("poll_seconds", ".nan"),
+        ("poll_seconds", "1e9"),
+        ("result_grace_seconds", ".inf"),
+        ("result_grace_seconds", ".nan"),
+        ("retries", "1" + "0" * 20),
+        ("minutes", "1" + "0" * 20),
+        ("partition", "a" * 100_000),
+        ("setup", f"[{'a' * 100_000}]"),
+        ("gres", "gpu:1\u0663"),  # a digit, and none of ASCII's
+        ("node_cache", "/a/../../etc"),
+        ("node_cache", "/.."),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_a_value_that_no_cluster_could_mean_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    with pytest.raises(MatrixFileError, match=rf"slurm\.{key}"):
+        load(tmp_path, f"{{{key}: {value}}}")
+
+
+@pytest.mark.parametrize("folder", ["/scratch/toto", "/home/me/.cache/toto-2.0/", "/a"])
+def test_a_folder_of_the_nodes_may_be_hidden(tmp_path: Path, folder: str) -> None:
+    assert load(tmp_path, f"{{node_cache: {folder}}}").node_cache == folder
 
 
 def test_an_environment_that_does_not_exist_is_named_with_its_line(tmp_path: Path) -> None:

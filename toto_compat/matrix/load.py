@@ -164,7 +164,8 @@ def _schema_mistake(document: Document, model: type[BaseModel], detail: ErrorDet
             quoted = isinstance(detail["input"], int | float | date) and not isinstance(detail["input"], bool)
             accepted = f'text in quotes: "{detail["input"]}"' if quoted else "text"
         case "string_pattern_mismatch":
-            accepted = _field_description(parent, str(leaf)) or f"text that matches {context['pattern']}"
+            described = _field_description(parent, str(leaf)) or _own_description(annotation)
+            accepted = described or f"text that matches {context['pattern']}"
         case "too_short":
             accepted = f"at least {context['min_length']} of them"
         case "model_type" | "model_attributes_type":
@@ -225,3 +226,9 @@ def _field_description(model: Any, name: str) -> str:
             annotation = _without_none(info.annotation)
             return info.description or listed(_choices(annotation)) or listed(_field_names(annotation))
     return ""
+
+
+def _own_description(annotation: Any) -> str:
+    """What the items of a list are described as: they have no field of their own."""
+    notes: tuple[Any, ...] = getattr(annotation, "__metadata__", ())
+    return next((note.description for note in notes if getattr(note, "description", None)), "")

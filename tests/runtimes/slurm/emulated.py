@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,17 +110,15 @@ class Project:
         settings |= {"minutes": 10, "retries": 1} | slurm
         (folder / "matrix.yaml").write_text(f"{MATRIX_TEXT}slurm: {json.dumps(settings)}\n")
 
-    def start(self, behaviour: str | dict[str, str], *arguments: str) -> "Started":
-        variables = self.cluster.variables | {
-            "PYTHONPATH": str(ROOT),
-            "TOTO_COMPAT_CACHE": str(self.cache),
-            BEHAVIOUR: "",
-        }
+    def start(
+        self, behaviour: str | dict[str, str], *arguments: str, variables: Mapping[str, str] | None = None
+    ) -> "Started":
+        own = {"PYTHONPATH": str(ROOT), "TOTO_COMPAT_CACHE": str(self.cache), BEHAVIOUR: "", **(variables or {})}
         command = [sys.executable, "-m", "tests.runtimes.slurm.stub_node", json.dumps(behaviour), *arguments]
         process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env=variables,
+            env=self.cluster.variables | own,
             text=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -127,8 +126,15 @@ class Project:
         )
         return Started(process)
 
-    def matrix(self, behaviour: str | dict[str, str], *arguments: str, run: str = "one") -> "Started":
-        return self.start(behaviour, "matrix", "--executor", "slurm", "--device", "cpu", "--run", run, *arguments)
+    def matrix(
+        self,
+        behaviour: str | dict[str, str],
+        *arguments: str,
+        run: str = "one",
+        variables: Mapping[str, str] | None = None,
+    ) -> "Started":
+        words = ("matrix", "--executor", "slurm", "--device", "cpu", "--run", run, *arguments)
+        return self.start(behaviour, *words, variables=variables)
 
     def cells(self, run: str = "one") -> dict[str, StoredCell]:
         """The cells of a run by the name of their cache."""

@@ -16,13 +16,14 @@ from pathlib import Path
 from tests.runtimes.stub_runtime import StubRuntime
 from toto_compat.contract.request import Environment
 from toto_compat.runtimes.seam import OnLine, PreparedEnvironment, Runtime
-from toto_compat.runtimes.slurm import executor
+from toto_compat.runtimes.slurm import submission
 from toto_compat.runtimes.slurm.exchange import Task
 from toto_compat.runtimes.slurm.node import run_task
 from toto_compat.runtimes.source import CellSource
 
 BEHAVIOUR = "TOTO_COMPAT_STUB_BEHAVIOUR"
-BUILT, BUILDS, GATE, GPUS = "built", "builds.txt", "gate", "gpus.txt"  # in the shared cache folder
+# in the shared cache folder
+BUILT, BUILDS, GATE, GPUS, VARIABLES = "built", "builds.txt", "gate", "gpus.txt", "variables.txt"
 
 
 class NodeStub(StubRuntime):
@@ -51,6 +52,8 @@ def open_stub(task: Task) -> Runtime:
     if task.kind == "references":
         behaviour = "measure"
     write_line(shared / GPUS, f"{task.request.cell.cache} {os.environ.get('CUDA_VISIBLE_DEVICES', 'none')}")
+    for name in os.environ:
+        write_line(shared / VARIABLES, name)
     match behaviour:
         case "die" | "die once":
             if behaviour == "die" or first_time(task):
@@ -85,7 +88,7 @@ if __name__ == "__main__":
     # by its importable name: this module is __main__ here, and nodes must find it
     from tests.runtimes.slurm import stub_node
 
-    setattr(executor, "NODE_FUNCTION", stub_node.run_stub_task)  # noqa: B010 - a constant to everybody else
+    setattr(submission, "NODE_FUNCTION", stub_node.run_stub_task)  # noqa: B010 - a constant to everybody else
     from toto_compat.cli import main
 
     main()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtimes.slurm.emulated import HOW_TO_GET_IT, Emulated, Project, Started, find_emulated
-from tests.runtimes.slurm.stub_node import BUILDS, GATE, GPUS
+from tests.runtimes.slurm.stub_node import BUILDS, GATE, GPUS, VARIABLES
 from toto_compat.errors import ExitCode
 from toto_compat.evidence.store import load_run
 
@@ -257,6 +257,23 @@ def test_a_run_that_has_ended_is_shown_and_nothing_of_it_is_submitted_again(mixe
     assert "submitted again" not in asked.printed
     assert "jobs to Slurm" not in asked.printed
     assert len(project.jobs_of("list_index")) == 2
+
+
+def test_a_job_gets_what_it_needs_of_the_shell_and_of_its_setup_and_no_tokens(
+    tmp_path: Path, cluster: Emulated
+) -> None:
+    project = Project(tmp_path, cluster, setup=["module load gcc", "export MADE_BY_SETUP=1"])
+    shell = {
+        "HF_TOKEN": "secret",
+        "LC_ALL": "C.UTF-8",
+        "SBATCH_EXPORT": "ALL",
+        "BASH_FUNC_module%%": "() {  export MADE_BY_MODULE=$2\n}",  # as a login shell has it on a cluster
+    }
+    started = project.matrix("measure", UPSTREAM, variables=shell)
+    assert started.end() == ExitCode.OK, started.printed
+    seen = set(project.lines(VARIABLES))
+    assert {"PATH", "HOME", "LC_ALL", "MADE_BY_SETUP", "MADE_BY_MODULE", "SLURM_JOB_ID"} <= seen
+    assert "HF_TOKEN" not in seen
 
 
 def test_what_slurm_refuses_is_told_in_its_own_words(tmp_path: Path, cluster: Emulated) -> None:

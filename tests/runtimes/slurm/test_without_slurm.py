@@ -28,6 +28,7 @@ def test_a_machine_without_slurm_says_what_is_missing_and_submits_nothing() -> N
     result = call("matrix", "--executor", "slurm", "--device", "cpu", "torch-2.13.0-cpu/*")
     assert isinstance(result.exception, SlurmError)
     assert "there is no Slurm here" in str(result.exception)
+    assert "did not take it" not in result.stderr  # nothing was asked for, so there is nothing to cancel
 
 
 def test_cells_on_a_gpu_that_nobody_asks_for_are_not_submitted() -> None:

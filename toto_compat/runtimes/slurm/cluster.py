@@ -1,13 +1,17 @@
 """Slurm's own commands: submitting through submitit, asking the queue, cancelling. Accounting is never asked."""
 
+import os
 import re
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toto_compat.errors import ExitCode, MissingExtraError, TotoCompatError
+from toto_compat.evidence.files import storage_errors
 from toto_compat.matrix.slurm import JobDemands, SlurmSettings
 
 # Slurm reads % in the names of files, and a batch script is a shell's
@@ -27,6 +31,19 @@ COMING = frozenset(
 # Pending for ever unless somebody steps in
 _STUCK = ("launch failed requeued held", "JobHoldMaxRequeue", "DependencyNeverSatisfied")
 
+# What a job gets of the shell that submits: what finds programs and packages, and nothing that is there by chance, such
+# as tokens. What Slurm itself sets comes along by itself
+_PASSED_ON = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "PYENV_ROOT"),
+        *("CC", "CXX", "CUDA_HOME", "CUDA_DEVICE_ORDER", "BASH_ENV", "LOADEDMODULES", "_LMFILES_"),
+        *("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    }
+)
+_PASSED_ON_FROM = ("TOTO_COMPAT_", "LC_", "PIP_", "DOCKER_", "MODULE", "LMOD_", "BASH_FUNC_")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(%%)?", re.ASCII)  # a function of bash has %% at its end
+
 
 class SlurmError(TotoCompatError):
     """Slurm does not answer, or refused."""
@@ -41,6 +58,7 @@ class QueuedJob:
     state: str
     node: str = ""
     reason: str = ""
+    name: str = ""
 
     @property
     def is_coming(self) -> bool:
@@ -53,6 +71,19 @@ class Cluster:
 
     folder: Path  # submitit's
     settings: SlurmSettings
+
+    def check(self) -> None:
+        """Find out before anything is noted as asked for whether Slurm can be asked at all."""
+        try:
+            # here and not above: as in `submit`
+            import submitit  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                "--executor slurm needs the package submitit", hint="pip install 'toto-compat[matrix,slurm]'"
+            ) from error
+        check_folder(self.folder)
+        if not all(map(shutil.which, ("srun", "sbatch"))):
+            raise no_slurm()
 
     def submit(
         self,
@@ -68,18 +99,10 @@ class Cluster:
         after: str | None = None,
     ) -> list[str]:
         """Submit one array whose jobs each call `function` with one of the paths; their ids, in the same order."""
-        try:
-            # here and not above: whoever runs cells on this machine does without it
-            import submitit
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(
-                "--executor slurm needs the package submitit", hint="pip install 'toto-compat[matrix,slurm]'"
-            ) from error
-        check_folder(self.folder)
-        try:
-            executor = submitit.SlurmExecutor(folder=self.folder, max_num_timeout=0)
-        except RuntimeError as error:
-            raise no_slurm() from error
+        # here and not above: whoever runs cells on this machine does without it
+        import submitit
+
+        executor = submitit.SlurmExecutor(folder=self.folder, max_num_timeout=0)
         asked = {
             "partition": demands.partition,
             "gres": demands.gres,
@@ -98,12 +121,17 @@ class Cluster:
             cpus_per_task=cpus,
             array_parallelism=at_a_time,
             signal_delay_s=min(WARNING_SECONDS, limit * 20),
-            additional_parameters={"mem": f"{memory_mb + _EXTRA_MEMORY_MB}M", "requeue": True},
-            # since 22.05 a step does not take over the processors of its job
-            srun_args=[f"--cpus-per-task={cpus}"],
+            additional_parameters={
+                "mem": f"{memory_mb + _EXTRA_MEMORY_MB}M",
+                "requeue": True,
+                "export": ",".join(passed_on(os.environ)),
+            },
+            # since 22.05 a step does not take over the processors of its job; of its variables it gets what setup made
+            srun_args=[f"--cpus-per-task={cpus}", "--export=ALL"],
         )
         try:
-            jobs = executor.map_array(function, [str(task) for task in tasks])
+            with _without_defaults_of_sbatch():
+                jobs = executor.map_array(function, [str(task) for task in tasks])
         except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
             said = str(error).strip().splitlines()
             raise SlurmError(
@@ -112,6 +140,36 @@ class Cluster:
                 " lists what the cluster has",
             ) from error
         return [job.job_id for job in jobs]
+
+    def leave_calls(self, function: Any, tasks: Mapping[str, Path]) -> None:
+        """Leave for each job what it calls, where whoever submitted it was killed before that."""
+        # here and not above: as in `submit`
+        from submitit.core.utils import DelayedSubmission, JobPaths, temporary_save_path
+
+        for job, task in tasks.items():
+            place = JobPaths(folder=self.folder, job_id=job).submitted_pickle
+            if not place.exists():
+                with storage_errors(place, "written"), temporary_save_path(place) as temporary:
+                    DelayedSubmission(function, str(task)).dump(temporary)
+
+
+def passed_on(variables: Mapping[str, str]) -> list[str]:
+    """Name the variables of a shell that a job gets."""
+    return [
+        name
+        for name in sorted(variables)
+        if _NAME.fullmatch(name) and (name in _PASSED_ON or name.startswith(_PASSED_ON_FROM))
+    ]
+
+
+@contextmanager
+def _without_defaults_of_sbatch() -> Iterator[None]:
+    """Variables that sbatch takes before the lines of a batch script: what is asked for stands in matrix.yaml."""
+    taken = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SBATCH_")}
+    try:
+        yield
+    finally:
+        os.environ.update(taken)
 
 
 def check_folder(folder: Path) -> None:
@@ -125,13 +183,13 @@ def check_folder(folder: Path) -> None:
 
 def queue() -> dict[str, QueuedJob] | None:
     """Ask for all of this user's jobs that Slurm still knows, ended ones included; None if it does not answer."""
-    done = _run(["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i|%T|%N|%r"])
+    done = _run(["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i|%T|%N|%r|%j"])
     if done is None or done.returncode != 0:
         return None
     jobs = {}
     for line in done.stdout.splitlines():
-        job, state, node, reason = (line.strip().split("|", 3) + [""] * 3)[:4]
-        jobs[job] = QueuedJob(state, node, reason)
+        job, state, node, reason, name = (line.strip().split("|", 4) + [""] * 4)[:5]
+        jobs[job] = QueuedJob(state, node, reason, name)
     return jobs
 
 
@@ -153,9 +211,17 @@ def no_slurm() -> SlurmError:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    # a user's own defaults would leave jobs out of the answer, or of what is cancelled
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SCANCEL_"))}
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_SECONDS, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_SECONDS,
+            check=False,
+            env=variables,
         )
     except FileNotFoundError as error:
         raise no_slurm() from error

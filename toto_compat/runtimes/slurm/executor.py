@@ -1,31 +1,24 @@
 """The Slurm executor: submits cells as job arrays, then waits for their results and not for Slurm's word."""
 
-import shutil
+import secrets
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from toto_compat.contract.cell_name import CellName
-from toto_compat.contract.request import Limits
 from toto_compat.errors import SelectionError, TotoCompatError
-from toto_compat.evidence.files import cache_folder, read_model, write_model
+from toto_compat.evidence.files import cache_folder, file_hash, write_model
 from toto_compat.evidence.references import needs_references, references_key
 from toto_compat.evidence.store import cell_path
-from toto_compat.matrix.slurm import JobDemands
 from toto_compat.runtimes.local import FinishedCell, OnFinished, ReadyCell
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.references import SharedReferences
 from toto_compat.runtimes.seam import Runtime
-from toto_compat.runtimes.slurm.cluster import LARGEST_ARRAY, Cluster, queue
+from toto_compat.runtimes.slurm.cluster import queue
 from toto_compat.runtimes.slurm.exchange import Exchange, Submission, Submitted, Task, exchange_of
-from toto_compat.runtimes.slurm.node import run_task
 from toto_compat.runtimes.slurm.remote import NodesRuntime
+from toto_compat.runtimes.slurm.seal import sealed
 from toto_compat.runtimes.slurm.watch import Watch
-
-NODE_FUNCTION = run_task  # what every job calls with the path of its task
-
-_TO_PREPARE_MINUTES = 60.0
 
 
 def run_cells(
@@ -56,7 +49,7 @@ def run_cells(
     def hand_over(task: Submission, done: FinishedCell) -> None:
         on_finished(by_number[task.number], done)
 
-    watch = Watch(exchange, submitted, submit_again=submit, progress=progress, keep_log=keep_log, hand_over=hand_over)
+    watch = Watch(exchange, submitted, progress=progress, keep_log=keep_log, hand_over=hand_over)
     try:
         watch.submit_rest()
         if detach:
@@ -73,15 +66,17 @@ def forget_earlier(exchange: Exchange, cells: Sequence[CellName]) -> None:
     One whose jobs are still coming is not touched: they would write into the new one."""
     run_folder = exchange.folder.parent
     if exchange.has_submitted:
-        jobs = queue()
-        last = [task.jobs[-1] for task in exchange.read_submitted().tasks if task.jobs]
-        if jobs is None or any(job in jobs and jobs[job].is_coming for job in last):
-            name = run_folder.name
+        jobs, earlier, name = queue(), exchange.read_submitted(), run_folder.name
+        last = {task.jobs[-1] for task in earlier.tasks if task.jobs}
+        unanswered = earlier.unanswered.name if earlier.unanswered is not None else None
+        if jobs is None or any(
+            queued.is_coming and (job in last or queued.name == unanswered) for job, queued in jobs.items()
+        ):
             raise SelectionError(
                 f"--run {name}: an earlier run of this name may still have jobs on Slurm",
                 hint=f"see `toto-compat status {name}`, end it with `toto-compat cancel {name}`, or take another name",
             )
-    shutil.rmtree(exchange.folder, ignore_errors=True)
+    exchange.remove()
     for cell in cells:
         cell_path(run_folder, cell).unlink(missing_ok=True)
 
@@ -101,6 +96,7 @@ def write_tasks(
     """
     exchange.make_folders()
     tasks: list[Submission] = []
+    nonce = secrets.token_hex(16)
 
     def add(cell: ReadyCell, kind: str, after: int | None = None) -> int:
         number = len(tasks)
@@ -113,14 +109,13 @@ def write_tasks(
                 "node_cache": runtime.settings.node_cache,
                 "source": str(runtime.source.folder / "toto_compat"),
                 "fresh": references is not None and references.fresh,
+                "nonce": nonce,
             }
         )
-        write_model(exchange.task(number), written)
-        tasks.append(
-            Submission.model_validate(
-                {"number": number, "kind": kind, "cell": cell.request.cell, "key": cell.key, "after": after}
-            )
-        )
+        path = exchange.task(number)
+        write_model(path, written)
+        told = {"number": number, "kind": kind, "cell": cell.request.cell, "key": cell.key, "after": after}
+        tasks.append(Submission.model_validate({**told, "content": file_hash(path)}))
         return number
 
     sharing: defaultdict[str, list[ReadyCell]] = defaultdict(list)
@@ -130,7 +125,7 @@ def write_tasks(
     first = {key: add(own[0], "references") for key, own in sharing.items() if key and len(own) > 1}
     for cell in cells:
         add(cell, "cell", first.get(_references_of(cell, runtime)) if first else None)
-    submitted = Submitted(settings=runtime.settings, at_a_time=jobs, tasks=tuple(tasks))
+    submitted = sealed(Submitted(nonce=nonce, settings=runtime.settings, at_a_time=jobs, tasks=tuple(tasks)))
     exchange.write_submitted(submitted)
     return submitted
 
@@ -142,54 +137,3 @@ def _references_of(cell: ReadyCell, runtime: NodesRuntime) -> str:
         return references_key(cell.request, lock=cell.prepared.lock, source_hash=runtime.source.hash, machine="")
     except TotoCompatError:
         return ""  # a file of the workload is gone: the cell will say so
-
-
-@dataclass(frozen=True)
-class _Array:
-    """What the jobs of one array have in common."""
-
-    demands: JobDemands
-    limits: Limits
-    minutes: float
-
-
-def submit(exchange: Exchange, submitted: Submitted, tasks: Sequence[Submission]) -> Submitted:
-    """Submit these tasks, alike ones as one array; what was submitted is on disk before the next array is."""
-    cluster = Cluster(exchange.jobs, submitted.settings)
-    name, arrived = f"toto-compat-{exchange.folder.parent.name}", exchange.arrived()
-    arrays: defaultdict[tuple[str, int | None, str], list[Submission]] = defaultdict(list)
-    described: dict[tuple[str, int | None, str], _Array] = {}
-    # references first: the jobs of cells name those that they come after
-    for task in sorted(tasks, key=lambda one: one.kind != "references"):
-        request = read_model(exchange.task(task.number), Task).request
-        demands = submitted.settings.demands_of(request.cell.environment)
-        minutes = request.profile.timeout_minutes + _TO_PREPARE_MINUTES
-        array = _Array(demands, request.limits, minutes)
-        # Slurm refuses to wait for a job that it has forgotten
-        after = task.after if not task.jobs and task.after not in arrived else None
-        alike: tuple[str, int | None, str] = (task.kind, after, repr(array))
-        arrays[alike].append(task)
-        described[alike] = array
-    for alike, own in arrays.items():
-        array = described[alike]
-        for start in range(0, len(own), LARGEST_ARRAY):
-            chunk = own[start : start + LARGEST_ARRAY]
-            first = next((task.jobs[-1] for task in submitted.tasks if task.number == alike[1] and task.jobs), None)
-            ids = cluster.submit(
-                NODE_FUNCTION,
-                [exchange.task(task.number) for task in chunk],
-                array.demands,
-                cpus=array.limits.cpus,
-                memory_mb=_megabytes(array.limits.memory),
-                minutes=array.minutes,
-                at_a_time=submitted.at_a_time,
-                name=name,
-                after=first,
-            )
-            submitted = submitted.with_jobs({task.number: job for task, job in zip(chunk, ids, strict=True)})
-            exchange.write_submitted(submitted)
-    return submitted
-
-
-def _megabytes(amount: str) -> int:
-    return int(amount[:-1]) * (1024 if amount.endswith("g") else 1)

@@ -3,10 +3,11 @@
 import os
 import shutil
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ from toto_compat.runtimes.local import FinishedCell, ReadyCell, references_of, r
 from toto_compat.runtimes.nvidia_smi import find_gpus
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.references import SharedReferences
+from toto_compat.runtimes.run import without_places
 from toto_compat.runtimes.seam import Runtime
 from toto_compat.runtimes.slurm.exchange import Exchange, NodeResult, Task
 from toto_compat.runtimes.source import CellSource
@@ -73,7 +75,7 @@ def _run(task: Task, runtime: Runtime, number: int, exchange: Exchange, progress
     if task.kind == "references":
         gpu = gpus[0] if gpus else None
         references_of(cell, references, runtime, scratch=scratch, progress=progress, gpu=gpu)
-        return _node_result(_nothing(request, runtime), 0.0)
+        return _node_result(task, _nothing(request, runtime), 0.0)
     finished: list[FinishedCell] = []
     run_cells(
         [cell],
@@ -86,7 +88,7 @@ def _run(task: Task, runtime: Runtime, number: int, exchange: Exchange, progress
         on_finished=lambda _, done: finished.append(done),
         references=references,
     )
-    return _node_result(finished[0].result, finished[0].seconds)
+    return _node_result(task, finished[0].result, finished[0].seconds)
 
 
 def _leave_log(log: Path, where: Path) -> None:
@@ -102,8 +104,19 @@ def node_lock(environment_name: str) -> Path:
 
 
 def _on_this_node(name: str) -> Path:
-    # not in the cache folder, which nodes may share
-    return Path(tempfile.gettempdir()) / f"toto-compat-node-{os.getuid()}-{name}"
+    """Give a place in a folder of this user's alone: everybody of a node can write beside it.
+
+    It is not in the cache folder, which nodes may share."""
+    folder = Path(tempfile.gettempdir()) / f"toto-compat-node-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise EnvironmentBuildError(
+            f"{folder}: not a folder of this user's alone, so no locks are put there",
+            hint="remove it, or name another folder with `export TMPDIR=...` in slurm.setup",
+        )
+    return folder / name
 
 
 def _node() -> str:
@@ -115,8 +128,10 @@ def _job() -> str:
     return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID", "")
 
 
-def _node_result(result: CellResult, seconds: float) -> NodeResult:
-    return NodeResult(result=result, seconds=round(seconds, 3), node=_node(), job=_job())
+def _node_result(task: Task, result: CellResult, seconds: float) -> NodeResult:
+    # without the password of an index: it stays in the task, which is removed
+    result = result.model_copy(update={"request": without_places(result.request)})
+    return NodeResult(result=result, seconds=round(seconds, 3), node=_node(), job=_job(), nonce=task.nonce)
 
 
 def _nothing(request: CellRequest, runtime: Runtime) -> CellResult:
@@ -126,7 +141,7 @@ def _nothing(request: CellRequest, runtime: Runtime) -> CellResult:
 def _failed(task: Task, failure: Failure, began: float) -> NodeResult:
     provenance = Provenance(runtime=task.runtime, host=os.uname().nodename)
     result = CellResult(cell=task.request.cell, request=task.request, provenance=provenance, failure=failure)
-    return _node_result(result, time.monotonic() - began)
+    return _node_result(task, result, time.monotonic() - began)
 
 
 @contextmanager

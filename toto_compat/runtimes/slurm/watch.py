@@ -1,26 +1,35 @@
 """Waits for what was submitted: a result on the shared folder ends a cell; the queue only says if one can come."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.errors import StorageError
-from toto_compat.evidence.files import read_model
+from toto_compat.evidence.files import checked, storage_errors
+from toto_compat.evidence.layouts import refuse_later
+from toto_compat.evidence.left_file import read_left_file
 from toto_compat.runtimes.cell_log import LAST_LINES, LONGEST_LINE
 from toto_compat.runtimes.local import FinishedCell
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.slurm.cluster import QueuedJob, SlurmError, cancel_jobs, queue
-from toto_compat.runtimes.slurm.exchange import Exchange, NodeResult, Submission, Submitted, Task
+from toto_compat.runtimes.slurm.exchange import LAYOUT, Exchange, NodeResult, Submission, Submitted
+from toto_compat.runtimes.slurm.seal import own_task
+from toto_compat.runtimes.slurm.submission import submit, taken_over
 
 _LOOK_SECONDS = 0.5  # between two listings of the results
 _LOG_END = 20_000  # bytes of a job's output that are looked at
+_LARGEST_PROGRESS = 1_000_000  # bytes: a line per suite
+_LARGEST_RESULT = 200_000_000  # bytes
 
-Submit = Callable[[Exchange, Submitted, Sequence[Submission]], Submitted]
 HandOver = Callable[[Submission, FinishedCell], None]
+
+
+class _UnusableError(Exception):
+    """A result that says nothing about its cell."""
 
 
 @dataclass
@@ -41,13 +50,13 @@ class Watch:
     progress: Progress
     keep_log: Callable[[str, Path], None]
     hand_over: HandOver
-    submit_again: Submit
     ended: frozenset[str] = frozenset()  # cells that an earlier process has handed over
     clock: Callable[[], float] = time.monotonic
     _open: dict[int, _Open] = field(default_factory=dict)
     _asked: float | None = None  # when the queue was last asked
     _silent: bool = False  # it gave no answer then
     _queued: str = ""  # what was last told of jobs that nothing runs beside
+    _refusal: str = ""  # what Slurm said when it last did not take a job again
 
     def __post_init__(self) -> None:
         self._open = {task.number: _Open() for task in self.submitted.cells if task.cell not in self.ended}
@@ -56,10 +65,10 @@ class Watch:
         """Submit every task that has no job yet, and that nobody has done."""
         arrived = self.exchange.arrived()
         rest = [task for task in self.submitted.tasks if not task.jobs and task.number not in arrived]
-        if not rest:
+        if not rest or not self._open:
             return
         before = {task.number for task in rest}
-        self.submitted = self.submit_again(self.exchange, self.submitted, rest)
+        submit(self.exchange, self.submitted, rest, self._keep)
         arrays = {task.jobs[-1].partition("_")[0] for task in self.submitted.tasks if task.number in before}
         self.progress.note(f"submitted {len(rest)} jobs to Slurm: {', '.join(sorted(arrays, key=int))}")
 
@@ -92,19 +101,36 @@ class Watch:
 
     def cancel(self) -> bool:
         """Cancel every job that has left no result; cells that have one by now are still handed over."""
+        taken = self.cancel_jobs()
+        self._keep(self.submitted.model_copy(update={"cancelled": True}))
+        try:
+            self._collect(only_good=True)
+        except StorageError as error:
+            self.progress.note(str(error))
+        if taken:
+            self.exchange.remove_tasks()
+        return taken
+
+    def cancel_jobs(self) -> bool:
+        """Have Slurm cancel every job that has left no result and tell so; nothing on disk is changed."""
+        try:
+            self.submitted, taken = taken_over(self.submitted), True
+        except SlurmError:
+            taken = False
         arrived = self.exchange.arrived()
         jobs = [task.jobs[-1] for task in self.submitted.tasks if task.jobs and task.number not in arrived]
         try:
-            taken = cancel_jobs(jobs)
+            taken = cancel_jobs(jobs) and taken
         except SlurmError:
             taken = False
-        self.submitted = self.submitted.model_copy(update={"cancelled": True})
-        self.exchange.write_submitted(self.submitted)
-        self._collect(only_good=True)
-        run = self.exchange.folder.parent.name
-        said = f"cancelled {len(jobs)} jobs" if taken else f"Slurm did not take it: `toto-compat cancel {run}`"
-        self.progress.note(said)
+        not_taken = f"Slurm did not take it: `toto-compat cancel {self.exchange.run}`"
+        self.progress.note(f"cancelled {len(jobs)} jobs" if taken else not_taken)
         return taken
+
+    def _keep(self, submitted: Submitted) -> None:
+        """Have it on disk, and go on from it: what was submitted is known whatever happens next."""
+        self.submitted = submitted
+        self.exchange.write_submitted(submitted)
 
     @property
     def waiting_for(self) -> tuple[Submission, ...]:
@@ -118,7 +144,7 @@ class Watch:
                 continue
             self._tell(task)
             log = self.exchange.log(task.number)
-            if log.exists():
+            if log.is_file() and not log.is_symlink():
                 self.keep_log(task.cell, log)
             self._finish(task, done.result, done.seconds)
 
@@ -126,21 +152,36 @@ class Watch:
         """Read a result; a damaged one is put aside, and its cell is as if it had left none."""
         path = self.exchange.result(task.number)
         try:
-            done = read_model(path, NodeResult)
-            if done.result.cell == task.cell:
-                return done
-            why = f"it is of {done.result.cell}"
+            content = read_left_file(path, _LARGEST_RESULT)
+            refuse_later(path, content, newest=LAYOUT)
+            done = self._checked(task, path, content)
+        except FileNotFoundError:
+            return None  # somebody has just put it aside
+        except (OSError, _UnusableError) as error:
+            self.progress.note(f"{task.cell}: its result cannot be used and is put aside: {error}")
+            with storage_errors(path, "put aside"), suppress(FileNotFoundError):
+                path.replace(path.with_suffix(".unusable"))
+            return None
+        return done
+
+    def _checked(self, task: Submission, path: Path, content: bytes) -> NodeResult:
+        try:
+            done = checked(path, NodeResult, content)
         except StorageError as error:
-            why = error.message
-        self.progress.note(f"{task.cell}: its result cannot be used and is put aside: {why}")
-        path.replace(path.with_suffix(".unusable"))
-        return None
+            raise _UnusableError(error.message) from error
+        if done.result.cell != task.cell:
+            raise _UnusableError(f"it is of {done.result.cell}")
+        if done.nonce != self.submitted.nonce:
+            raise _UnusableError("it is of an earlier run")
+        return done
 
     def _finish(self, task: Submission, result: CellResult, seconds: float) -> None:
         self.hand_over(task, FinishedCell(result, seconds))
         # only now: an interrupt before this hands it over once more, after it the cell is kept and told as finished
         del self._open[task.number]
         self.progress.finished(task.cell, result.failure, seconds)
+        if not self._open:
+            self.exchange.remove_tasks()
 
     def _over(self, jobs: dict[str, QueuedJob], now: float) -> Iterator[tuple[Submission, QueuedJob | None]]:
         """Find the cells whose job has ended long enough ago for a result to have shown."""
@@ -164,7 +205,7 @@ class Watch:
                 again.append(task)
                 continue
             self._tell(task)
-            request = read_model(self.exchange.task(task.number), Task).request
+            request = own_task(self.exchange, task).request
             result = CellResult(cell=task.cell, request=request, provenance=Provenance(), failure=failure)
             self._finish(task, result, 0.0)
         if not again:
@@ -172,14 +213,23 @@ class Watch:
         tries = self.submitted.settings.retries + 1
         try:
             cancel_jobs([task.jobs[-1] for task, queued in died if task in again and queued is not None and task.jobs])
-            self.submitted = self.submit_again(self.exchange, self.submitted, again)
+            submit(self.exchange, self.submitted, again, self._keep)
         except SlurmError as error:
-            self.progress.note(f"{len(again)} jobs left no result and cannot be submitted now: {error.message}")
-            return
+            self._count_refused(again, error.message)
+        jobs = {task.number: len(task.jobs) for task in self.submitted.tasks}
         for task in again:
             self._open[task.number].gone_since = None
-            lost = f"job {task.jobs[-1]} left no result" if task.jobs else "it had no job"
-            self.progress.note(f"{task.cell}: {lost}, submitted again (try {len(task.jobs) + 1} of {tries})")
+            if jobs[task.number] > len(task.jobs):
+                lost = f"job {task.jobs[-1]} left no result" if task.jobs else "it had no job"
+                self.progress.note(f"{task.cell}: {lost}, submitted again (try {task.tries + 1} of {tries})")
+
+    def _count_refused(self, asked: Sequence[Submission], why: str) -> None:
+        """What Slurm does not take is a try too: what it refuses once it mostly refuses for ever."""
+        jobs = {task.number: len(task.jobs) for task in self.submitted.tasks}
+        refused = {task.number for task in asked if jobs[task.number] == len(task.jobs)}
+        self._refusal = why
+        self._keep(self.submitted.with_refused(refused))
+        self.progress.note(f"{len(refused)} jobs left no result and cannot be submitted now: {why}")
 
     def _final_failure(self, task: Submission, queued: QueuedJob | None) -> Failure | None:
         """Say what is wrong with a cell whose job is over without a result; None if it is tried again."""
@@ -192,11 +242,13 @@ class Watch:
         if state in ("TIMEOUT", "DEADLINE"):
             message = f"its job {job} was ended by Slurm at its time limit: raise slurm.minutes in matrix.yaml"
             return Failure(kind="timeout", message=message, last_lines=lines)
-        if len(task.jobs) <= self.submitted.settings.retries:
+        if task.tries <= self.submitted.settings.retries:
             return None
         kind: Literal["out_of_memory", "crash"] = "out_of_memory" if state == "OUT_OF_MEMORY" else "crash"
         times = "once" if len(task.jobs) == 1 else f"{len(task.jobs)} times"
         message = f"its job left no result {times} ({', '.join(task.jobs)}); the last one: {state}"
+        if task.refused:
+            message += f"; Slurm refused {task.refused} more: {self._refusal}"
         return Failure(kind=kind, message=message, last_lines=lines)
 
     def _last_lines(self, task: Submission) -> tuple[str, ...]:
@@ -211,9 +263,7 @@ class Watch:
         """Pass on what a node has said of its cell since the last time."""
         state = self._open[task.number]
         try:
-            with self.exchange.progress(task.number).open("rb") as file:
-                file.seek(state.read)
-                said = file.read()
+            said = read_left_file(self.exchange.progress(task.number), _LARGEST_PROGRESS)[state.read :]
         except OSError:
             return
         whole = said[: said.rfind(b"\n") + 1]
@@ -253,8 +303,7 @@ class Watch:
 
 def _end_of(path: Path) -> list[str]:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_END))
-            return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        end = read_left_file(path, _LOG_END, end_only=True)
     except OSError:
         return []
+    return [line for line in end.decode(errors="replace").splitlines() if line.strip()]
