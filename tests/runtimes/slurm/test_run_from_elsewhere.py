@@ -149,12 +149,19 @@ def test_a_pipe_for_a_log_or_for_progress_holds_nobody_up(slurm: SmallSlurm) -> 
 
 
 def test_status_shows_no_escapes_to_a_terminal(slurm: SmallSlurm) -> None:
+    queued = (slurm.folder / "queue").read_text(encoding="utf-8")
+    slurm.order("queue", queued.replace("Resources", "\x1b]0;b\x07\x1b[2JResources"))
+    result = slurm.call("status", "one")
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "Resources" in result.output
+    assert not {"\x1b", "\x07"} & set(result.output)
+
+
+def test_a_cell_whose_name_holds_escapes_is_refused(slurm: SmallSlurm) -> None:
     own, hostile = slurm.submitted.cells[0].cell, CellName("a\x1b]0;b\x07/\x1b[2Jc/default")
     slurm.change_submitted(own, hostile.replace("\x1b", "\\u001b").replace("\x07", "\\u0007"))
     info = load_run(slurm.run).info
     write_run_info(slurm.run, info.model_copy(update={"cells": (*info.cells, hostile)}))
     result = slurm.call("status", "one")
-    assert result.exit_code == ExitCode.OK, result.output
-    assert "0 of 4 cells have ended" in result.output
-    assert "\x1b" not in result.output
-    assert "\x07" not in result.output
+    assert "is no name of a cell" in str(result.exception)
+
