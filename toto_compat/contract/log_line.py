@@ -50,6 +50,11 @@ def shorten_path(path: str) -> str:
     return "/".join(part for part in path.split("/") if part not in ("", ".", "..", "..."))[-200:].rpartition("/")[2]
 
 
+def without_its_source(reason: str) -> str:
+    """A reason up to 'Found from', which names files of the machine; releases put a full stop before it, or none."""
+    return re.split(r"\.?\s+Found from\b", reason, maxsplit=1)[0].strip()
+
+
 @lru_cache(1024)  # a log says the same thing over and over
 def normalise_reason(reason: str) -> str:
     """A reason with what varies between two hits of the same cause replaced, for grouping."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from toto_compat.contract.events import Event, EventKind, Severity
-from toto_compat.contract.log_line import LogLine, normalise_reason, shorten_path
+from toto_compat.contract.log_line import LogLine, normalise_reason, shorten_path, without_its_source
 
 LIVE = "live"
 SEVERITIES = {
@@ -372,11 +372,11 @@ def _begin(line: LogLine, begins: re.Match[str]) -> Block:  # noqa: PLR0911 - on
     if (reason := begins["skip"]) is not None:
         instances = _INSTANCES.search(reason)
         block = Block(EventKind.CUDAGRAPH_SKIP, line, count=int(instances.group(1)) if instances else 1)
-        block.reasons = [reason.partition(". Found from")[0].strip()]
+        block.reasons = [without_its_source(reason)]
         block.guards_follow = "Found from" in reason
         return block
     if (reason := begins["partition"]) is not None:
-        return Block(EventKind.CUDAGRAPH_PARTITION, line, reasons=[reason.partition(". Found from")[0].strip()])
+        return Block(EventKind.CUDAGRAPH_PARTITION, line, reasons=[without_its_source(reason)])
     if begins["partitions"]:
         return Block(EventKind.CUDAGRAPH_PARTITION, line, count=int(begins["kept_out"]), guards_follow=True)
     if (reason := begins["expression"]) is not None:

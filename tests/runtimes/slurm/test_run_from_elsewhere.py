@@ -164,4 +164,3 @@ def test_a_cell_whose_name_holds_escapes_is_refused(slurm: SmallSlurm) -> None:
     write_run_info(slurm.run, info.model_copy(update={"cells": (*info.cells, hostile)}))
     result = slurm.call("status", "one")
     assert "is no name of a cell" in str(result.exception)
-

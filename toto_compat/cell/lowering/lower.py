@@ -24,6 +24,7 @@ from toto_compat.cell.lowering.retarget import RetargetedGraph, retargeted
 from toto_compat.cell.lowering.source_lines import SourceLine, line_in, line_of
 from toto_compat.cell.suites.cudagraph import wrapped_function
 from toto_compat.cell.trial import telling_line
+from toto_compat.contract.log_line import without_its_source
 
 # What cannot be had without a device, or would hide what is looked for.
 _SETTINGS: dict[str, Any] = {
@@ -182,10 +183,10 @@ def _refusals(compiled: Any) -> list[Objection]:
 
 
 def _objection(message: str) -> Objection:
-    reason = message.partition("\n")[0].partition(". Found from")[0]
+    reason = without_its_source(message.partition("\n")[0])
     for frame in ("skipping cudagraphs due to ", "disabling cudagraphs due to "):
         reason = reason.removeprefix(frame)
-    return Objection(reason.strip(), line_in(message))
+    return Objection(reason, line_in(message))
 
 
 # Partitions

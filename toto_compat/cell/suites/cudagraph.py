@@ -30,6 +30,7 @@ from toto_compat.cell.suites.cudagraph_replays import (
 )
 from toto_compat.cell.trial import Trial, blaming_the_candidate
 from toto_compat.contract.events import Event, EventKind
+from toto_compat.contract.log_line import without_its_source
 from toto_compat.contract.result import Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Group, Suite
 from toto_compat.contract.torch_messages import SEVERITIES
@@ -281,7 +282,7 @@ def _partitions(graph_module: torch.fx.GraphModule) -> int:
 
 def _plain(message: str) -> str:
     """'skipping cudagraphs due to mutated inputs (2 instances). Found from : ...' without the frame around it."""
-    return message.partition("\n")[0].removeprefix("skipping cudagraphs due to ").partition(". Found from")[0].strip()
+    return without_its_source(message.partition("\n")[0].removeprefix("skipping cudagraphs due to "))
 
 
 def _event(kind: EventKind, reason: str, count: int) -> Event:
