@@ -115,11 +115,19 @@ def keep_cell(done: FinishedCell, key: str, run_folder: Path, store: CellStore, 
         failure = Failure(kind="crash", message=f"its result is not valid: {mistake}")
         result = result.model_copy(update={"evidence": {}, "failure": failure})
     stored = stored_cell(result, key=key, seconds=done.seconds, run=run_folder.name)
-    try:
-        store.put(stored)  # first: who is killed before the next line finds the cell there and not in the run
-    except TotoCompatError as error:
-        note(f"{done.result.cell}: not kept for later runs: {error}")
+    # first: who is killed before the next line finds the cell there and not in the run
+    refused = _why_not_stored(store, stored)
     write_cell(run_folder, stored)
+    if refused and (refused := _why_not_stored(store, stored)):  # a disk that was full for a moment may have room again
+        note(f"{done.result.cell}: not kept for later runs: {refused}")
+
+
+def _why_not_stored(store: CellStore, cell: StoredCell) -> TotoCompatError | None:
+    try:
+        store.put(cell)
+    except TotoCompatError as error:
+        return error
+    return None
 
 
 def keep_log(cell: str, log: Path, run_folder: Path, progress: Progress) -> None:
