@@ -26,6 +26,18 @@ wait_for_answer() {
     done
 }
 
+# One that was killed stays in the table as a zombie until its parent looks, which on some machines takes minutes.
+is_dead() {
+    case "$(ps -o stat= -p "$1" 2>/dev/null)" in "" | Z*) return 0 ;; *) return 1 ;; esac
+}
+
+is_running() {
+    for pid in $(pgrep -x dockerd); do
+        is_dead "$pid" || return 0
+    done
+    return 1
+}
+
 install_packages() {
     if command -v dockerd >/dev/null 2>&1 && command -v docker >/dev/null 2>&1 && command -v iptables >/dev/null 2>&1; then
         return
@@ -49,14 +61,22 @@ start() {
     esac
     [ "$(id -u)" = 0 ] || { echo "error: starting an engine needs root: sudo $0 start" >&2; exit 1; }
     install_packages
-    if pgrep -x dockerd >/dev/null 2>&1; then
-        # A second dockerd takes the network bridge away from the first one: wait for the one that is there.
-        wait_for_answer || { echo "error: dockerd runs but does not answer; look at its log, or stop it first" >&2; exit 1; }
-        echo "engine was starting already, and answers"
-        return
-    fi
+    # A second dockerd takes the network bridge away from the first one: wait for the one that is there.
+    tries=0
+    while is_running; do
+        if answers; then
+            echo "engine was starting already, and answers"
+            return
+        fi
+        tries=$((tries + 1))
+        [ "$tries" -le 60 ] || { echo "error: dockerd runs but does not answer; look at its log, or stop it first" >&2; exit 1; }
+        sleep 0.5
+    done
     mkdir -p "$state"
     rm -f /var/run/docker.pid
+    # dockerd takes a zombie for the containerd that it left behind, and waits for its answer in vain
+    containerd_pid=$(cat /var/run/docker/containerd/containerd.pid 2>/dev/null || true)
+    if [ -n "$containerd_pid" ] && is_dead "$containerd_pid"; then rm -f /var/run/docker/containerd/containerd.pid; fi
     PATH="${TOTO_COMPAT_ENGINE_PATH:+$TOTO_COMPAT_ENGINE_PATH:}$PATH" setsid dockerd >"$log" 2>&1 </dev/null &
     pid=$!
     echo "$pid" >"$pid_file"
