@@ -47,7 +47,6 @@ def in_containers(orders_path: str) -> Runtime:
     """The container runtime with the small image of the tests in the place of one with torch."""
     # here and not above: the Docker SDK takes 0.3 s of every other runner
     from tests.runtimes.test_docker import BASE
-    from toto_compat.environments.engine import engine_errors
     from toto_compat.runtimes.docker import DockerRuntime
     from toto_compat.runtimes.probing import Answer, Probed
 
@@ -63,8 +62,7 @@ def in_containers(orders_path: str) -> Runtime:
             return "stand-in"
 
         def prepare(self, environment_name: str, environment: Environment, say: OnLine) -> PreparedEnvironment:  # noqa: ARG002
-            with engine_errors():
-                self._tidy_once()
+            self.tidy()
             self._images["stand-in"], self._bases["stand-in"] = orders["image"], BASE
             self._probed["stand-in"] = Probed(answer=Answer())
             return PreparedEnvironment(

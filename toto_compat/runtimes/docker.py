@@ -140,12 +140,19 @@ class DockerRuntime:
             download_bytes=to_fetch, disk_bytes=disk_needed(whole), seconds=_BUILD_SECONDS[environment.device]
         )
 
+    def tidy(self) -> None:
+        with self._guard:
+            tidied, self._tidied = self._tidied, True
+        if not tidied:
+            with engine_errors():
+                remove_leftovers(self._client)
+
     def build_log(self, environment_name: str, environment: Environment) -> Path:  # noqa: ARG002 - the protocol's
         return image_log(environment_name)
 
     def build(self, environment_name: str, environment: Environment, say: OnLine) -> PreparedEnvironment:
+        self.tidy()
         with engine_errors():
-            self._tidy_once()
             plan, image = ensure_image(self._client, environment_name, environment, say, rebuild=self._rebuild)
         with self._guard:
             self._images[plan.identity], self._bases[plan.identity] = str(image.id), plan.base
@@ -175,13 +182,6 @@ class DockerRuntime:
         uuid = uuid or first_gpu()
         index = next((gpu.index for gpu in find_gpus() if gpu.uuid == uuid), uuid)
         return {"gpu": uuid, "cdi": self._facts.cdi_name(uuid, index) if self._facts.uses_cdi else ""}
-
-    def _tidy_once(self) -> None:
-        """Remove what killed runs left on the engine."""
-        with self._guard:
-            tidied, self._tidied = self._tidied, True
-        if not tidied:
-            remove_leftovers(self._client)
 
     def _check_gpus(self, environment_name: str, environment: Environment) -> None:
         device = environment.runs_on(self._device)

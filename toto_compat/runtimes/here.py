@@ -31,6 +31,9 @@ class HereRuntime(VenvRuntime):
     def needs(self, environment_name: str, environment: Environment) -> BuildNeeds:  # noqa: ARG002 - the protocol's
         return BuildNeeds(download_bytes=0, disk_bytes=0, seconds=0.0)
 
+    def tidy(self) -> None:
+        """Nothing is left: cells are processes, and end with their runner."""
+
     def build_log(self, environment_name: str, environment: Environment) -> Path:  # noqa: ARG002 - nothing is built
         return Path(os.devnull)
 

@@ -54,6 +54,7 @@ def run_prepared(
     """Run the cells that are ready and write all of them into a run's folder; Ctrl-C keeps those that finished."""
     for folder in (asked.results, cache_folder()):
         remove_abandoned(folder)
+    runtime.tidy()
     with claimed_run(asked.results, asked.run, asked.profile) as run_folder:
         _run_into(run_folder, prepared, plan, selection, runtime=runtime, store=store, asked=asked, progress=progress)
     return run_folder

@@ -45,7 +45,7 @@ class AttachedCommand:
 class Runtime(Protocol):
     """Says where cells run. Implementations are safe to call from several threads.
 
-    Opening one and asking it changes nothing on the machine; `build` and `prepare` are the first calls that do.
+    Opening one and asking it changes nothing on the machine; `tidy`, `build` and `prepare` are the first calls that do.
     """
 
     name: str
@@ -59,6 +59,9 @@ class Runtime(Protocol):
 
     def needs(self, environment_name: str, environment: Environment) -> BuildNeeds:
         """Return what building the environment takes. Cheap."""
+
+    def tidy(self) -> None:
+        """Remove what killed runs left outside of the cache folder, also where nothing is built or run any more."""
 
     def build_log(self, environment_name: str, environment: Environment) -> Path:
         """Name the file that building the environment is logged in."""

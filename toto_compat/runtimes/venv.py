@@ -82,6 +82,9 @@ class VenvRuntime:
             seconds=_BUILD_SECONDS[environment.device],
         )
 
+    def tidy(self) -> None:
+        """Nothing is left: cells are processes, and end with their runner."""
+
     def build_log(self, environment_name: str, environment: Environment) -> Path:
         return venv_log(environment_name, environment)
 

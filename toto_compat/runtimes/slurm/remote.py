@@ -57,6 +57,9 @@ class NodesRuntime:
     def needs(self, environment_name: str, environment: Environment) -> BuildNeeds:  # noqa: ARG002 - the protocol's
         return BuildNeeds(download_bytes=0, disk_bytes=0, seconds=0.0)
 
+    def tidy(self) -> None:
+        """Leave the nodes alone: their own runs tidy up."""
+
     def build_log(self, environment_name: str, environment: Environment) -> Path:  # noqa: ARG002 - nodes have them
         return Path("/nonexistent")
 
