@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from toto_compat.acceptance.bundle import PUBLISHED, why_not_publishable
+from toto_compat.contract.events import EventKind
 from toto_compat.contract.result import Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.evidence.store import StoredCell, load_run
@@ -28,7 +29,11 @@ COMMITTED: dict[str, tuple[str, ...]] = {
         "torch-2.9.0-cu128/fixed_size/reduce-overhead",
     ),
     "cuda-interpreted": (),
-    "cuda-refused": (),
+    "cuda-refused": tuple(
+        f"{environment}/{cache}/reduce-overhead+production"
+        for environment in ("torch-2.15.0-cu132", "torch-2.13.0-cu130", "torch-2.9.0-cu128")
+        for cache in ("list_index", "compile_friendly")
+    ),
 }
 RUNS = tuple(run for run, cells in COMMITTED.items() if cells)
 MATRIX = REFERENCE / "cuda-lowered" / "matrix.yaml"
@@ -107,19 +112,25 @@ def test_the_code_for_cuda_forecasts_as_eager_where_it_is_executed_without_a_gpu
         check_interpreted(cell)
 
 
-@pytest.mark.skipif(not REFUSED, reason="no run is committed: the third command of cuda-lowered/matrix.yaml")
-def test_what_production_ran_is_not_taken_for_productions_reasons() -> None:
-    for cell in REFUSED:
-        check_refused(cell)
-
-
-def check_refused(cell: StoredCell) -> None:
+@pytest.mark.parametrize("cell", REFUSED, ids=names(REFUSED))
+def test_what_production_ran_is_not_taken_for_productions_reasons(cell: StoredCell) -> None:
     found = lowered_in(cell)
     value = found.figures["cudagraphs"].value
     assert value is not None and value > 0
     assert found.events
     assert any(PRODUCTIONS_REASONS.search(event.reason) for event in found.events), found.events
     assert cell.request.settings.capture_scalar_outputs
+
+
+def test_on_productions_own_release_the_reasons_are_in_the_words_of_its_log() -> None:
+    told = {
+        (event.kind, event.reason)
+        for cell in REFUSED
+        if str(cell.cell).startswith("torch-2.9.0-cu128/compile_friendly")
+        for event in lowered_in(cell).events
+    }
+    assert (EventKind.CUDAGRAPH_SKIP, "incompatible op aten._local_scalar_dense.default") in told
+    assert (EventKind.CUDAGRAPH_PARTITION, "non gpu ops") in told
 
 
 @pytest.mark.parametrize("run", RUNS)
