@@ -139,3 +139,10 @@ def test_text_of_evidence_cannot_break_the_table() -> None:
 def test_without_a_reference_run_the_command_says_so(tmp_path: Path) -> None:
     run = CliRunner().invoke(claims_command, ["--results", str(tmp_path)])
     assert isinstance(run.exception, SelectionError)
+
+
+def test_graphs_compiled_for_cuda_without_a_gpu_say_what_they_predict_and_decide_nothing() -> None:
+    (claim,) = (one for one in read_claims() if one.said == "CUDA graphs are skipped with scalar capture on top")
+    (audited,) = audit([claim], {"refused": load_run(ROOT / "results/reference/cuda-refused")})
+    assert audited.finding is Finding.WAITING
+    assert audited.seen_on_cpu.endswith("(refused): cudagraphs 73 predicted")

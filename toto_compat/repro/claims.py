@@ -181,8 +181,11 @@ def _deciding_figure(claim: Claim, cell: StoredCell) -> Figure | None:
 
 
 def _figure(claim: Claim, cell: StoredCell) -> Figure | None:
-    evidence = cell.evidence.get(claim.suite) if claim.suite else None
-    return evidence.figures.get(claim.figure) if evidence and evidence.outcome is Outcome.MEASURED else None
+    """The cell's figure; of CUDA graphs also what its graphs, compiled for CUDA without a GPU, predict."""
+    suites = (Suite.CUDAGRAPH, Suite.CUDA_LOWERING) if claim.suite is Suite.CUDAGRAPH else (claim.suite,)
+    there = [cell.evidence[suite] for suite in suites if suite in cell.evidence]
+    figures = [one.figures.get(claim.figure) for one in there if one.outcome is Outcome.MEASURED]
+    return next(filter(None, figures), None)
 
 
 def _on_cpu(claim: Claim, rows: Sequence[StoredRow]) -> str:
