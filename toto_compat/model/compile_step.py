@@ -14,6 +14,7 @@ draws from a predicted patch. Between them nothing is left but copies into their
   there already (2.13.0), and puts them outside its cache folder.
 - `cpp.vec_isa_ok=True` where torch itself runs with the processor's vectors (`compiler_head_start`): inductor's own
   proof of it builds three programs with all vector headers, one after the other, before the first kernel.
+- `post_grad_custom_pre_pass`, on a CPU: oneDNN multiplies with large weights (`onednn`).
 - A code object of its own for every bucket: dynamo's limit of 8 compiles is per code object, and a ninth bucket would
   reach it. So dynamo neither logs nor limits new buckets: the model does both (`buckets`).
 """
@@ -29,6 +30,7 @@ import torch
 
 from toto_compat.model.bound import CompileSpec, apply_settings
 from toto_compat.model.compiler_head_start import give_compiler_head_start, vectors_are_known_to_work
+from toto_compat.model.onednn import onednn_options
 
 Run = Callable[[], Any]
 
@@ -62,7 +64,8 @@ def _lowering(spec: CompileSpec) -> dict[str, Any]:
     if arguments["backend"] != "inductor":
         return arguments
     of_mode = torch._inductor.list_mode_options(arguments["mode"]) if arguments["mode"] else {}
-    ours = {"size_asserts": False, "inplace_buffers": False, "reorder_for_locality": False}
+    ours: dict[str, Any] = {"size_asserts": False, "inplace_buffers": False, "reorder_for_locality": False}
+    ours |= onednn_options()
     if vectors_are_known_to_work():
         ours["cpp.vec_isa_ok"] = True
     if spec.cache_dir is not None:
