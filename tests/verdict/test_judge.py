@@ -54,6 +54,23 @@ def test_missing_evidence_is_inconclusive_and_says_how_to_get_it(gate: Gate) -> 
     assert judged.gates[gate].next_command.startswith("toto-compat matrix 'torch-2.13.0-cpu/fixed_size/default'")
 
 
+@pytest.mark.parametrize(
+    ("low", "status"), [(0.4, Status.INCONCLUSIVE), (2.0, Status.INCONCLUSIVE), (2.1, Status.FAIL), (None, Status.FAIL)]
+)
+def test_a_latency_is_unstable_only_where_its_whole_interval_says_so(low: float | None, status: Status) -> None:
+    figure = Figure(value=3.0, unit="x", low=low, high=None if low is None else 6.0)
+    judged = judge(with_figures(good_result(), {Gate.LATENCY_STABILITY: figure}), GATES)
+    assert (judged.verdict, judged.decided_by) == (status, Gate.LATENCY_STABILITY)
+    if status is Status.INCONCLUSIVE:
+        assert f"anything from {low:g} to 6" in judged.reason
+        assert judged.gates[Gate.LATENCY_STABILITY].next_command
+
+
+def test_a_steady_latency_passes_however_wide_its_interval_is() -> None:
+    figure = Figure(value=1.9, unit="x", low=0.4, high=6.0)
+    assert judge(with_figures(good_result(), {Gate.LATENCY_STABILITY: figure}), GATES).verdict is Status.PASS
+
+
 def test_an_error_of_the_harness_is_evidence_of_nothing() -> None:
     error = suite_error(Suite.SPEED, Outcome.ERROR, "killed by signal 9")
     judged = judge(with_suite(good_result(), Suite.SPEED, error), GATES)

@@ -55,18 +55,14 @@ def ratio_of_medians(
 ) -> Interval:
     """Give median(numerator) / median(denominator) with a 95 % interval by a paired block bootstrap.
 
-    The values of one round were taken right after each other, and rounds next to each other share the machine's mood:
-    so rounds are resampled whole, in blocks of neighbours.
+    The values of one round were taken right after each other: so rounds are resampled whole.
     """
-    rounds = len(numerator)
-    if rounds != len(denominator):
+    if len(numerator) != len(denominator):
         raise ValueError("values were not taken in rounds: there is not one of each")
     generator = random.Random(seed)  # noqa: S311 - resampling, no secret
-    block = max(1, round(rounds**0.5))
     ratios = []
     for _ in range(resamples):
-        starts = (generator.randrange(rounds) for _ in range(-(-rounds // block)))
-        drawn = [(start + offset) % rounds for start in starts for offset in range(block)][:rounds]
+        drawn = _drawn_in_blocks(len(numerator), generator)
         ratios.append(statistics.median(numerator[i] for i in drawn) / statistics.median(denominator[i] for i in drawn))
     ratios.sort()
     return Interval(
@@ -80,18 +76,43 @@ def ratio_to_few(few: Sequence[float], many: Sequence[float], *, resamples: int 
     """Give median(few) / median(many) where there are too few of one for an interval of their own: their whole range,
     over the ends of the 95 % interval of the others' median (block bootstrap)."""
     generator = random.Random(seed)  # noqa: S311 - resampling, no secret
-    count, block = len(many), max(1, round(len(many) ** 0.5))
     medians = []
     for _ in range(resamples):
-        starts = (generator.randrange(count) for _ in range(-(-count // block)))
-        drawn = [(start + offset) % count for start in starts for offset in range(block)][:count]
-        medians.append(statistics.median(many[i] for i in drawn))
+        medians.append(statistics.median(many[i] for i in _drawn_in_blocks(len(many), generator)))
     medians.sort()
     return Interval(
         value=statistics.median(few) / statistics.median(many),
         low=min(few) / percentile(medians, 0.975),
         high=max(few) / percentile(medians, 0.025),
     )
+
+
+def ratio_of_widths(
+    numerator: Sequence[float], denominator: Sequence[float], *, least: float, resamples: int = 2000, seed: int = 1
+) -> Interval:
+    """Give the ratio of the two middle ranges with a 95 % interval by a block bootstrap, paired where there is one of
+    each in a round. Of the denominator no less than `least` counts: a machine can be too quiet to measure."""
+    generator = random.Random(seed)  # noqa: S311 - resampling, no secret
+    paired = len(numerator) == len(denominator)
+
+    def ratio(one: Sequence[float], other: Sequence[float]) -> float:
+        return middle_range(one) / max(middle_range(other), least)
+
+    ratios = []
+    for _ in range(resamples):
+        drawn = _drawn_in_blocks(len(numerator), generator)
+        beside = drawn if paired else _drawn_in_blocks(len(denominator), generator)
+        ratios.append(ratio([numerator[i] for i in drawn], [denominator[i] for i in beside]))
+    value = ratio(numerator, denominator)
+    # resamples hold fewer of the extremes than what was taken: the middle ranges of all of them may lie on one side
+    return Interval(value=value, low=min(value, percentile(ratios, 0.025)), high=max(value, percentile(ratios, 0.975)))
+
+
+def _drawn_in_blocks(rounds: int, generator: random.Random) -> list[int]:
+    """Resample rounds in blocks of neighbours, which share the machine's mood."""
+    block = max(1, round(rounds**0.5))
+    starts = (generator.randrange(rounds) for _ in range(-(-rounds // block)))
+    return [(start + offset) % rounds for start in starts for offset in range(block)][:rounds]
 
 
 def middle_range(values: Sequence[float]) -> float:

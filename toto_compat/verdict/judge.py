@@ -140,6 +140,7 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit, *, is_lost: bo
         or _reference_is_no_better(gate, evidence, limit)
         or _disturbed(gate, evidence)
         or _timed_too_rarely(gate, evidence, is_lost=is_lost)
+        or _not_shown(gate, figure, limit)
     ):
         would_be_skipped_again = is_lost and _was_skipped(evidence)
         return judged(
@@ -261,6 +262,19 @@ def _timed_too_rarely(gate: Gate, evidence: SuiteEvidence | None, *, is_lost: bo
     if is_lost or not gate.rule.is_a_time or evidence is None or not evidence.skipped:
         return ""
     return f"timed in part when the cell was run, {evidence.skipped}"
+
+
+def _not_shown(gate: Gate, figure: Figure | None, limit: GateLimit) -> str:
+    """Say that a figure is past its limit and its interval is not: too little was measured to tell; '' if it tells."""
+    if not gate.rule.has_to_be_shown or figure is None or figure.value is None or limit.admits(figure.value):
+        return ""
+    if figure.low is None or figure.high is None or not (limit.admits(figure.low) or limit.admits(figure.high)):
+        return ""
+    unit = f" {figure.unit}" if figure.unit else ""
+    return (
+        f"{figure.value:g}{unit}, limit {limit.text}, but it may be anything from {figure.low:g} to {figure.high:g}: "
+        "time more forecasts"
+    )
 
 
 def _command_for_missing(result: CellResult, suite: Suite) -> str:

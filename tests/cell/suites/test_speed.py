@@ -1,13 +1,21 @@
 """Speed without a model: the order of the calls, and what figures the timings become."""
 
 import itertools
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from toto_compat.cell.contest import Contest
-from toto_compat.cell.suites.speed_figures import SpeedRun, SpeedRuns, all_shapes, speed_evidence, unfair_turns
+from toto_compat.cell.suites.speed_figures import (
+    SpeedRun,
+    SpeedRuns,
+    _largest,
+    all_shapes,
+    speed_evidence,
+    unfair_turns,
+)
 from toto_compat.contract.result import Figure, Kind
 
 COLD = Figure(value=40.0, unit="s")
@@ -179,6 +187,33 @@ def test_two_outliers_in_thirty_do_not_make_a_forecast_unstable() -> None:
 def test_a_forecast_that_varies_more_than_eager_is_unstable() -> None:
     value = stability_of(EAGER, [25.0 if number % 3 else 60.0 for number in range(30)]).value
     assert value is not None and value > 2.0
+
+
+def noisy(width: float, seed: int) -> list[float]:
+    generator = random.Random(seed)  # noqa: S311 - times, no secret
+    return [100.0 + width * generator.random() ** 4 for _ in range(30)]
+
+
+def test_how_little_thirty_forecasts_say_of_a_width_is_told_with_it() -> None:
+    alarms = 0
+    for seed in range(40):
+        figure = stability_of(noisy(40.0, 2 * seed), noisy(40.0, 2 * seed + 1))
+        assert figure.value is not None and figure.low is not None and figure.high is not None
+        assert figure.low <= figure.value <= figure.high
+        assert figure.low <= 2.0  # eager against itself: nobody may say that it varies twice as much
+        alarms += figure.value > 2.0
+    assert alarms  # the value alone would have said so
+
+
+def test_a_forecast_that_varies_ten_times_as_much_as_eager_is_shown_to() -> None:
+    lows = [stability_of(noisy(10.0, 2 * seed), noisy(100.0, 2 * seed + 1)).low for seed in range(20)]
+    assert sum(low is not None and low > 2.0 for low in lows) >= 18
+
+
+def test_what_is_shown_of_one_timed_forecast_is_shown_whichever_varies_most() -> None:
+    wide, shown = Figure(value=3.0, low=0.4, high=6.0), Figure(value=2.5, low=2.2, high=2.9)
+    worst = _largest([wide, shown, Figure(value=1.0, low=0.5, high=1.5)])
+    assert (worst.value, worst.low, worst.high) == (3.0, 2.2, 6.0)
 
 
 def test_where_eager_itself_is_unstable_nothing_is_told() -> None:
