@@ -1,8 +1,9 @@
 """`toto-compat false-alarms`: what is right, tried again and again under other seeds. No gate may fail it.
 
 Upstream eager is put on trial against itself, as a user's file would be, and fixed_size compiled. A gate that fails one
-of these is wrong itself; how near the others came says how much room there is. Each run is a run of the matrix with its
-folder, so that a campaign that was broken off goes on where it was.
+of these is wrong itself; how near the others came says how much room there is. Each candidate is one run of the matrix
+with a workload per seed: cells that ended are in the store, so that a campaign goes on where it was broken off, and one
+with more seeds runs the new ones alone.
 """
 
 import math
@@ -17,18 +18,21 @@ import click
 import yaml
 from tabulate import tabulate
 
+from toto_compat.contract.result import Provenance
 from toto_compat.errors import ExitCode, SelectionError
 from toto_compat.evidence.files import write_atomically
 from toto_compat.evidence.store import load_run
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import find_matrix_file, load_matrix
-from toto_compat.runtimes.progress import say
-from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status
-from toto_compat.verdict.judged_run import judge_run
+from toto_compat.report.table import plain_markdown
+from toto_compat.runtimes.progress import as_text, say
+from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status, one_line
+from toto_compat.verdict.judged_run import JudgedRun, judge_run
 from toto_compat.workflow import run_matrix
 
 PROFILE = "smoke"
+FIRST_SEED = 1001
 UPSTREAM_EAGER = "upstream_eager"
 CANDIDATES = (UPSTREAM_EAGER, "fixed_size")
 # Through the front door: eager is no cache of the matrix, and a user's file is what a candidate usually is.
@@ -53,14 +57,14 @@ class Tally:
     """What one gate said over all runs of one candidate."""
 
     runs: int = 0
-    alarms: list[str] = field(default_factory=list)  # why, one each
+    alarms: int = 0
     undecided: Counter[str] = field(default_factory=Counter)  # by reason
     worst: float | None = None  # figure over its limit; at a lower limit the other way round
 
     def add(self, judged: JudgedGate) -> None:
         self.runs += 1
         if judged.status is Status.FAIL:
-            self.alarms.append(judged.reason)
+            self.alarms += 1
         elif judged.status is Status.INCONCLUSIVE:
             self.undecided[judged.reason] += 1
         ratio = ratio_to_its_limit(judged)
@@ -80,63 +84,100 @@ def ratio_to_its_limit(judged: JudgedGate) -> float | None:
     return None
 
 
-def matrix_of(document: Mapping[str, Any], candidate: str, seed: int) -> dict[str, Any]:
-    """The matrix of one run: eager as a cache, and workloads whose series, weights and draws are of another seed."""
+def seeds_of(runs: int) -> range:
+    """The seeds of so many runs: those of fewer are among them."""
+    return range(FIRST_SEED, FIRST_SEED + runs)
+
+
+def seeded_workloads(document: Mapping[str, Any], seeds: Iterable[int]) -> dict[str, Any]:
+    """The profile's own workload once for every seed, which its series, weights and draws are of; of several, each."""
     if PROFILE not in document["profiles"]:
         raise SelectionError(f"the matrix file has no profile {PROFILE!r}", hint="the campaign runs on it")
+    own = document["profiles"][PROFILE]["workloads"]
+    return {
+        f"{f'{name}-' if len(own) > 1 else ''}seed-{seed}": {**document["workloads"][name], "seed": seed}
+        for seed in seeds
+        for name in own
+    }
+
+
+def matrix_of(document: Mapping[str, Any], candidate: str, seeded: Mapping[str, Any]) -> dict[str, Any]:
+    """The matrix of one candidate: eager as a cache, and a profile that takes the workload of every seed."""
     eager = {"source": "upstream_eager.py:UpstreamEager", "description": "upstream eager, not compiled"}
     gates = dict(document.get("gates", {}))
     if candidate == UPSTREAM_EAGER:
         gates |= {gate.value: limit for gate, limit in NOT_ASKED_OF_EAGER.items()}
-    workloads = {name: {**workload, "seed": seed} for name, workload in document["workloads"].items()}
-    return {**document, "caches": {**document["caches"], UPSTREAM_EAGER: eager}, "gates": gates, "workloads": workloads}
+    profile = document["profiles"][PROFILE]
+    # The profile's own workload stays and is not selected: with one workload alone a cell does not have it in its name,
+    # and the one seed of `--runs 1` would be another cell than the same seed of `--runs 20`.
+    profile = {**profile, "workloads": [*profile["workloads"], *seeded]}
+    return {
+        **document,
+        "caches": {**document["caches"], UPSTREAM_EAGER: eager},
+        "gates": gates,
+        "profiles": {**document["profiles"], PROFILE: profile},
+        "workloads": {**document["workloads"], **seeded},
+    }
 
 
 def take_runs(
     document: Mapping[str, Any],
     environment: str,
-    numbers: Iterable[int],
+    seeds: Sequence[int],
     folder: Path,
-    run: Callable[[Asked], object] = run_matrix,
-) -> list[JudgedCell]:
-    """Run every candidate under every seed, those that have a result already left out."""
+    run: Callable[[Asked], object],
+) -> dict[str, JudgedRun]:
+    """Run every candidate under all seeds. The matrix is asked each time: it runs what is not in the store."""
     write_atomically(folder / "upstream_eager.py", EAGER_FILE)
-    cells: list[JudgedCell] = []
-    for number in numbers:
-        for candidate in CANDIDATES:
-            name = f"{candidate}-{number}"
-            file = folder / f"{name}.yaml"
-            write_atomically(file, yaml.safe_dump(matrix_of(document, candidate, seed=1000 + number), sort_keys=False))
-            if not is_finished(folder / name):
-                say(f"false alarms: {candidate}, run {number}")
-                run(
-                    Asked(
-                        selectors=(f"{environment}/{candidate}/default",),
-                        profile=PROFILE,
-                        runtime="venv",
-                        device="cpu",
-                        jobs=1,
-                        run=name,
-                        matrix_file=file,
-                        results=folder,
-                    )
-                )
-            found = judge_run(load_run(folder / name)).cells
-            cells += found
-            say(f"false alarms: {candidate}, run {number}: {in_a_line(found)}")
-    return cells
+    workloads = seeded_workloads(document, seeds)
+    runs: dict[str, JudgedRun] = {}
+    for candidate in CANDIDATES:
+        asked = asked_of(environment, candidate, workloads, folder)
+        matrix = matrix_of(document, candidate, workloads)
+        write_atomically(folder / f"{candidate}.yaml", yaml.safe_dump(matrix, sort_keys=False))
+        say(f"false alarms: {candidate}, {len(seeds)} seeds")
+        run(asked)
+        judged = runs[candidate] = judge_run(load_run(folder / candidate))
+        for line in findings(judged) or [f"false alarms: {candidate}: no alarm"]:
+            say(line)
+    return runs
 
 
-def is_finished(folder: Path) -> bool:
-    """Tell whether a run has a result of every cell: else it is run again, finished suites from the store."""
-    return (folder / "run.json").exists() and not load_run(folder).unfinished
+def asked_of(environment: str, candidate: str, workloads: Iterable[str], folder: Path) -> Asked:
+    return Asked(
+        selectors=tuple(f"{environment}/{candidate}/default@{workload}" for workload in workloads),
+        profile=PROFILE,
+        runtime="venv",
+        device="cpu",
+        run=candidate,
+        matrix_file=folder / f"{candidate}.yaml",
+        results=folder,
+    )
 
 
-def in_a_line(cells: Sequence[JudgedCell]) -> str:
-    if not cells:
-        return "no result"
-    failed = [gate.value for cell in cells for gate, judged in cell.gates.items() if judged.status is Status.FAIL]
-    return f"ALARM: {', '.join(failed)}" if failed else f"no alarm ({cells[0].verdict.value})"
+def findings(judged: JudgedRun) -> list[str]:
+    """A line for every gate that failed, and for every cell that says nothing."""
+    return alarms_of(judged) + [f"NOT RUN {cell}: {why}" for cell, why in not_run(judged).items()]
+
+
+def alarms_of(judged: JudgedRun) -> list[str]:
+    return [
+        f"ALARM {cell.result.cell} {gate.value}: {found.reason}"
+        for cell in judged.cells
+        for gate, found in cell.gates.items()
+        if found.status is Status.FAIL
+    ]
+
+
+def not_run(judged: JudgedRun) -> dict[str, str]:
+    """Cells without a result, and why: that no gate failed in them says nothing. One that failed all the same is told
+    as an alarm."""
+    missing: dict[str, str] = dict.fromkeys(judged.run.unfinished, "it has no result")
+    for cell in judged.cells:
+        if cell.result.could_not_run and cell.verdict is not Status.FAIL:
+            told = [f"{failure.kind}: {failure.message}" for _, failure in cell.result.failures]
+            missing[cell.result.cell] = one_line("; ".join(told))
+    return missing
 
 
 def tallies(cells: Iterable[JudgedCell]) -> dict[tuple[str, Gate], Tally]:
@@ -156,35 +197,84 @@ def table(told: Mapping[tuple[str, Gate], Tally]) -> str:
         [
             candidate,
             gate.value,
-            tally.runs,
-            len(tally.alarms),
+            str(tally.runs),
+            str(tally.alarms),
             f"{tally.worst:.2f}" if tally.worst is not None else "",
             "; ".join([f"{count}x {why}" for why, count in tally.undecided.most_common()]),
         ]
         for (candidate, gate), tally in told.items()
     ]
-    header = ["candidate", "gate", "runs", "alarms", "worst / limit", "undecided"]
-    return tabulate(rows, header, tablefmt="github", disable_numparse=True)
+    return as_markdown(rows, ["candidate", "gate", "runs", "alarms", "worst / limit", "undecided"])
+
+
+def verdict_table(runs: Mapping[str, JudgedRun]) -> str:
+    """How the cells of each candidate ended, each counted once."""
+    verdicts = (Status.PASS, Status.INCONCLUSIVE, Status.FAIL)
+    rows = []
+    for candidate, judged in runs.items():
+        missing = not_run(judged)
+        ended = Counter(cell.verdict for cell in judged.cells if cell.result.cell not in missing)
+        counts = [len(judged.run.info.cells), *(ended[verdict] for verdict in verdicts), len(missing)]
+        rows.append([candidate, *map(str, counts)])
+    return as_markdown(rows, ["candidate", "cells", *(verdict.value for verdict in verdicts), "not run"])
+
+
+def as_markdown(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+    escaped = [[text.replace("|", "\\|") for text in row] for row in rows]
+    return tabulate(escaped, header, tablefmt="github", disable_numparse=True)
+
+
+def measured_on(runs: Mapping[str, JudgedRun]) -> str:
+    """What the cells ran on and which code ran in them, by what they say themselves: some may be of an earlier day."""
+    origins = [cell.result.provenance for judged in runs.values() for cell in judged.cells]
+
+    def all_of(read: Callable[[Provenance], object]) -> str:
+        return ", ".join(dict.fromkeys(str(value) for origin in origins if (value := read(origin)))) or "unknown"
+
+    return (
+        f"Profile {PROFILE}; torch {all_of(lambda origin: origin.torch)}; CPUs: {all_of(lambda origin: origin.cores)}; "
+        f"source hash: {all_of(lambda origin: origin.source_hash)}"
+    )
+
+
+def tables(runs: Mapping[str, JudgedRun]) -> str:
+    """The closing tables, with what they were measured on."""
+    told = tallies(cell for judged in runs.values() for cell in judged.cells)
+    return "\n\n".join([measured_on(runs), verdict_table(runs), table(told)])
+
+
+def publish(runs: Mapping[str, JudgedRun], folder: Path) -> None:
+    """Keep the tables with every finding under them as table.md, to be committed, and print them."""
+    shown = as_text(tables(runs))
+    found = [as_text(line) for judged in runs.values() for line in findings(judged)] or ["No alarm."]
+    kept = ["# False alarms", "", *shown.split("\n"), "", *(f"- {line}" for line in found)]
+    write_atomically(folder / "table.md", "".join(f"{plain_markdown(line)}\n" for line in kept))
+    click.echo("\n".join([shown, "", *found]))
+
+
+def exit_code(runs: Mapping[str, JudgedRun]) -> ExitCode:
+    """An alarm comes first: it stays one, whatever a cell that could not be run would have said."""
+    if any(alarms_of(judged) for judged in runs.values()):
+        return ExitCode.FINDINGS
+    return ExitCode.CELL_NOT_RUN if any(not_run(judged) for judged in runs.values()) else ExitCode.OK
 
 
 @click.command("false-alarms")
-@click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Seeds to try, each a run.")
+@click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Seeds to try, each a cell.")
 @click.option("--environment", default="torch-2.13.0-cpu", show_default=True)
 @click.option("--results", type=click.Path(path_type=Path), default=Path("results/false-alarms"), show_default=True)
 @click.option("--matrix", "matrix_file", type=click.Path(path_type=Path), help="Matrix file to use.")
 def false_alarms_command(runs: int, environment: str, results: Path, matrix_file: Path | None) -> None:
     """Try what is right under many seeds: upstream eager against itself, and fixed_size. Any FAIL is an alarm.
 
-    A campaign that was broken off goes on where it was; delete the results folder to begin anew."""
+    A campaign that was broken off goes on where it was, and more runs add to those that are done; cells that could not
+    be run are tried again. The closing tables are kept as table.md."""
     path = find_matrix_file(matrix_file)
     if environment not in load_matrix(path).environments:
         raise SelectionError(f"no environment {environment!r}", hint=f"see environments in {path}")
     results.mkdir(parents=True, exist_ok=True)
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    told = tallies(take_runs(document, environment, range(1, runs + 1), results))
-    click.echo(table(told))
-    alarms = [(candidate, gate, why) for (candidate, gate), tally in told.items() for why in tally.alarms]
-    for candidate, gate, why in alarms:
-        click.echo(f"ALARM {candidate} {gate.value}: {why}")
-    if alarms:
-        sys.exit(ExitCode.FINDINGS)
+    judged = take_runs(document, environment, seeds_of(runs), results, run_matrix)
+    publish(judged, results)
+    if code := exit_code(judged):
+        sys.exit(code)
