@@ -291,11 +291,14 @@ def test_growth_without_eagers_own_decides_nothing() -> None:
 
 
 def skipping(result: CellResult) -> CellResult:
-    """As a cell leaves it that could not PASS: no memory, one of three processes timed."""
+    """As a cell leaves it that could not PASS: no memory, one of three processes timed, announced shapes compared."""
     why = "recompiles is 22, limit <= 0, so that this cell cannot PASS"
     memory = SuiteEvidence(suite=Suite.MEMORY, outcome=Outcome.NOT_RUN, failure=Failure(kind="skipped", message=why))
     speed = result.evidence[Suite.SPEED].model_copy(update={"skipped": f"1 of 3 processes: {why}"})
-    return with_suite(with_suite(result, Suite.MEMORY, memory), Suite.SPEED, speed)
+    in_part = {"skipped": f"shapes that nobody announced: {why}"}
+    equivalence = result.evidence[Suite.EQUIVALENCE].model_copy(update=in_part)
+    without_memory = with_suite(result, Suite.MEMORY, memory)
+    return with_suite(with_suite(without_memory, Suite.SPEED, speed), Suite.EQUIVALENCE, equivalence)
 
 
 def test_what_a_lost_cell_skipped_is_named_and_its_fail_stands() -> None:
@@ -305,13 +308,21 @@ def test_what_a_lost_cell_skipped_is_named_and_its_fail_stands() -> None:
     assert (memory.status, memory.next_command) == (Status.INCONCLUSIVE, "")
     assert memory.reason.startswith("the memory suite was skipped when the cell was run: recompiles is 22, limit <= 0")
     assert judged.gates[Gate.SPEEDUP].status is Status.PASS
+    assert judged.gates[Gate.EQUIVALENCE].status is Status.PASS
+
+
+def test_a_forecast_that_was_wrong_in_part_of_the_comparison_is_wrong() -> None:
+    wrong = with_figures(good_result(), {Gate.RECOMPILES: 22.0, Gate.EQUIVALENCE: 3.0})
+    looser = {**GATES, Gate.RECOMPILES: GateLimit(max=30)}
+    for gates in (GATES, looser):
+        assert judge(skipping(wrong), gates).gates[Gate.EQUIVALENCE].status is Status.FAIL
 
 
 def test_looser_limits_ask_for_what_was_skipped() -> None:
     looser = {**GATES, Gate.RECOMPILES: GateLimit(max=30)}
     judged = judge(skipping(with_figures(good_result(), {Gate.RECOMPILES: 22.0})), looser)
-    assert (judged.verdict, judged.decided_by) == (Status.INCONCLUSIVE, Gate.SPEEDUP)
-    for gate in (Gate.SPEEDUP, Gate.LATENCY_STABILITY, Gate.MEMORY, Gate.MEMORY_GROWTH):
+    assert (judged.verdict, judged.decided_by) == (Status.INCONCLUSIVE, Gate.EQUIVALENCE)
+    for gate in (Gate.EQUIVALENCE, Gate.SPEEDUP, Gate.LATENCY_STABILITY, Gate.MEMORY, Gate.MEMORY_GROWTH):
         assert judged.gates[gate].status is Status.INCONCLUSIVE
         assert "recompiles is 22" in judged.gates[gate].reason
         assert judged.gates[gate].next_command.startswith("toto-compat matrix")

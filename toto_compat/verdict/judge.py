@@ -139,7 +139,7 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit, *, is_lost: bo
         or _no_figure(gate, evidence, figure)
         or _reference_is_no_better(gate, evidence, limit)
         or _disturbed(gate, evidence)
-        or _timed_too_rarely(gate, evidence, is_lost=is_lost)
+        or _measured_in_part(gate, evidence, is_lost=is_lost)
         or _not_shown(gate, figure, limit)
     ):
         would_be_skipped_again = is_lost and _was_skipped(evidence)
@@ -257,11 +257,18 @@ def _disturbed(gate: Gate, evidence: SuiteEvidence | None) -> str:
     return disturbed_by(evidence.details.get("conditions"))
 
 
-def _timed_too_rarely(gate: Gate, evidence: SuiteEvidence | None, *, is_lost: bool) -> str:
-    """Say that repeats were skipped in a cell that these limits no longer rule out; '' if they are all there."""
-    if is_lost or not gate.rule.is_a_time or evidence is None or not evidence.skipped:
+def _measured_in_part(gate: Gate, evidence: SuiteEvidence | None, *, is_lost: bool) -> str:
+    """Say what was skipped in a cell that these limits no longer rule out; '' if all is there.
+
+    Of counts nothing is missing: what recompile leaves out is judged by no gate.
+    """
+    if is_lost or evidence is None or not evidence.skipped:
         return ""
-    return f"timed in part when the cell was run, {evidence.skipped}"
+    if gate.rule.is_a_time:
+        return f"timed in part when the cell was run, {evidence.skipped}"
+    if gate.rule.suite is Suite.EQUIVALENCE:
+        return f"compared in part when the cell was run, without {evidence.skipped}"
+    return ""
 
 
 def _not_shown(gate: Gate, figure: Figure | None, limit: GateLimit) -> str:

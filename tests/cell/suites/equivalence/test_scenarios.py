@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from tests.cell.small_trials import trial_of
+from toto_compat.cell.group import GroupResult
+from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.scenarios import (
     all_scenarios,
     as_a_user_gives_it,
@@ -15,11 +17,15 @@ from toto_compat.cell.suites.equivalence.scenarios import (
     series_of,
     threads_of,
     through_forecast,
+    what_is_asked,
 )
 from toto_compat.cell.trial import Trial
-from toto_compat.contract.request import CacheRequest, CsvSeries, Workload
+from toto_compat.contract.request import CacheRequest, CellProfile, CsvSeries, Demand, GateLimit, Workload
+from toto_compat.contract.result import Figure, Outcome, SuiteEvidence
+from toto_compat.contract.suites import Suite
 
 pytestmark = pytest.mark.cell
+NO_RECOMPILES = Demand(gate="recompiles", suite=Suite.RECOMPILE, figure="recompiles", limit=GateLimit(max=0))
 
 
 @pytest.mark.parametrize("per_batch", [16, 64, 128])
@@ -90,3 +96,48 @@ def test_threads_are_put_back_unless_the_candidate_changed_them() -> None:
         assert torch.get_num_threads() == own + 2
     finally:
         torch.set_num_threads(own)
+
+
+def session_after(folder: Path, recompiles: float, workload: Workload) -> Session:
+    """A process of a cell whose first one counted so many recompiles, of which none are allowed."""
+    counted = SuiteEvidence(
+        suite=Suite.RECOMPILE, outcome=Outcome.MEASURED, figures={"recompiles": Figure(value=recompiles)}
+    )
+    left = GroupResult(evidence={Suite.RECOMPILE: counted}).model_dump_json(by_alias=True)
+    (folder / "observe.json").write_text(left, encoding="utf-8")
+    trial = trial_of("upstream", workload=workload)
+    return Session(trial, CellProfile(iterations=2), work=folder, demands=(NO_RECOMPILES,))
+
+
+def test_a_cell_that_can_pass_is_asked_everything(tmp_path: Path) -> None:
+    session = session_after(tmp_path, 0, Workload())
+    asked = what_is_asked(session)
+    assert (asked.scenarios, asked.drawings) == (all_scenarios(session.trial), drawings_of(session.trial, 2))
+    assert asked.left_out == ""
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Workload(batches=(1, 2), sampling=("32/16",)),
+        Workload(batch=2, batches=(1,), sampling=("32/16",)),
+        Workload(batch=2, variates=4, groups=2, batches=(2, 1, 4), sampling=("128/16",)),
+        Workload(batches=(1,), sampling=("16/1",)),
+    ],
+)
+def test_a_cell_that_cannot_pass_is_asked_what_was_announced_and_says_so(tmp_path: Path, workload: Workload) -> None:
+    session = session_after(tmp_path, 22, workload)
+    asked = what_is_asked(session)
+    rows = {workload.batch, *session.trial.batch_sizes, *(workload.batch * each for _, each in workload.sampled)}
+    shapes = {(one.batch, one.variates, one.groups) for one in asked.scenarios}
+    assert shapes <= {(batch, workload.variates, workload.groups) for batch in rows}
+    assert {one.scenario.batch * one.per_batch for one in asked.drawings} <= rows
+    assert not any(one.past_the_announced or one.more_threads for one in asked.scenarios)
+    assert not any(one.scenario.name.startswith("many") for one in asked.drawings)
+    assert "recompiles is 22" in asked.left_out
+    # every length, horizon and kind of series at the announced shape stays
+    every = [one for one in all_scenarios(session.trial) if one.name.startswith(("context ", "horizon ", "every"))]
+    assert {one for one in every if not one.past_the_announced} <= set(asked.scenarios)
+    assert asked.scenarios[:2] == all_scenarios(session.trial)[:2]
+    assert asked.drawings[:2] == drawings_of(session.trial, 2)[:2]
+    assert sum(one.name.endswith("as announced") for one in asked.scenarios) == 7

@@ -4,7 +4,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from toto_compat.cell.suites.equivalence.reference import parts_of, truths_file
 from toto_compat.cell.suites.equivalence.scenarios import (
     Drawing,
     Scenario,
-    all_scenarios,
     as_a_user_gives_it,
-    drawings_of,
     pair_of,
     series_of,
     steps_a_user_asks_for,
     threads_of,
+    what_is_asked,
 )
 from toto_compat.cell.trial import CandidateError, Trial, blaming_the_candidate, synchronise, telling_line
 from toto_compat.contract.strict_model import StrictModel
@@ -80,6 +79,7 @@ def samples_file(work: Path) -> Path:
 
 def run_candidate(session: Session) -> CandidateAsked:
     """Ask the candidate every scenario that has a reference, the first series again and again, and for samples."""
+    asked = what_is_asked(session)
     trial, model = session.trial, session.candidate
     first = pair_of(trial.workload)[0]
     series = series_of(trial, first, model.patch_size)
@@ -90,14 +90,14 @@ def run_candidate(session: Session) -> CandidateAsked:
         with blaming_the_candidate():
             answers[how] = model.generate_mean(series, first.horizon * model.patch_size - less).double()
 
-    one, other, *others = all_scenarios(trial)
-    *others, on_more_threads = others
+    one, other, *others = asked.scenarios
     asking.ask(one)
     asking.ask(other)
     again("again")
     again(HALF_A_PATCH_LESS, less=model.patch_size // 2)
     for scenario in others:
-        asking.ask(scenario)
+        if not scenario.more_threads:  # last of all
+            asking.ask(scenario)
     again("again_after_other_shapes")
     _provoke(model, series)
     again("again_after_an_exception")
@@ -109,9 +109,11 @@ def run_candidate(session: Session) -> CandidateAsked:
         again("again_another_day")
     trial.quiet.give_way()
     thread_refused = _in_a_thread(lambda: again("again_in_a_thread"))
-    drawn = draw_samples(session, model)
+    drawn = draw_samples(trial, model, asked.drawings)
     again("again_after_samples")
-    asking.ask(on_more_threads)
+    for scenario in others:
+        if scenario.more_threads:
+            asking.ask(scenario)
     answers[TOLD_NOTHING] = _told_nothing(trial, series, first)
     save_tensors(answers_file(session.work), asking.answers)
     save_tensors(samples_file(session.work), drawn)
@@ -231,10 +233,8 @@ def _told_nothing(trial: Trial, series: Series, first: Scenario) -> Tensor:
         return model.generate_mean(series, first.horizon * model.patch_size).double()
 
 
-def draw_samples(session: Session, model: BoundModel) -> Tensors:
+def draw_samples(trial: Trial, model: BoundModel, drawings: Sequence[Drawing]) -> Tensors:
     """All drawings, the first seed of the first one twice."""
-    trial = session.trial
-    drawings = drawings_of(trial, session.profile.iterations)
     drawn: Tensors = {}
     for drawing in drawings:
         if drawing.scenario.through_forecast and forecaster_of(model) is None:

@@ -30,10 +30,10 @@ from toto_compat.cell.suites.equivalence.reference import Reference, load_refere
 from toto_compat.cell.suites.equivalence.scenarios import (
     Drawing,
     Scenario,
-    all_scenarios,
     drawings_of,
     pair_of,
     series_of,
+    what_is_asked,
 )
 from toto_compat.cell.switches import numerics
 from toto_compat.cell.trial import Trial
@@ -65,7 +65,8 @@ def run_compare(session: Session) -> SuiteEvidence:
     asked = CandidateAsked.model_validate(session.measured(Suite.EQUIVALENCE, Group.CANDIDATE))
     references, answers = load_references(session.work), load_tensors(answers_file(session.work))
     first = pair_of(trial.workload)[0]
-    scenarios = all_scenarios(trial)
+    worth_asking = what_is_asked(session)
+    scenarios = worth_asking.scenarios
     required = {scenario.name for scenario in scenarios if not scenario.may_lack_a_reference}
     missing = sorted(required - set(references))
     comparisons: list[Comparison] = []
@@ -81,7 +82,7 @@ def run_compare(session: Session) -> SuiteEvidence:
         control = compare_control(trial, first, reference)
     eager = trial.eager()
     assert isinstance(eager, WholeModel)
-    drawn, draws_control, seen = compare_samples(session, eager, asked)
+    drawn, draws_control, seen = compare_samples(session, eager, asked, worth_asking.drawings)
     controls = [control] if session.no_samples else [control, draws_control]
     return SuiteEvidence(
         suite=Suite.EQUIVALENCE,
@@ -107,6 +108,7 @@ def run_compare(session: Session) -> SuiteEvidence:
             "samples": session.no_samples or "compared",
             "numerics": numerics(),
         },
+        skipped=worth_asking.left_out,
     )
 
 

@@ -26,7 +26,7 @@ from toto_compat.cell.suites.equivalence.samples import (
     places,
     seen_from,
 )
-from toto_compat.cell.suites.equivalence.scenarios import Drawing, drawings_of, series_of
+from toto_compat.cell.suites.equivalence.scenarios import Drawing, series_of
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.result import Figure, Kind
 from toto_compat.contract.statistics import ratio_to_limit
@@ -38,7 +38,7 @@ _SAME_DRAWS = 0.9  # of the first patch, where a binding says that its seeds are
 
 
 def compare_samples(
-    session: Session, eager: WholeModel, asked: CandidateAsked
+    session: Session, eager: WholeModel, asked: CandidateAsked, all_drawings: Sequence[Drawing]
 ) -> tuple[list[Comparison], list[Comparison], dict[str, Figure]]:
     """Judge the candidate's draws by eager, and eager's own drawn closer as the control that must not pass.
 
@@ -46,11 +46,7 @@ def compare_samples(
     """
     trial = session.trial
     drawn = load_tensors(samples_file(session.work))
-    drawings = [
-        drawing
-        for drawing in drawings_of(trial, session.profile.iterations)
-        if asked.has_forecaster or not drawing.scenario.through_forecast
-    ]
+    drawings = [drawing for drawing in all_drawings if asked.has_forecaster or not drawing.scenario.through_forecast]
     families = len(drawings) + 1  # all of them together are one more
     compared: list[Comparison] = []
     control: list[Comparison] = []

@@ -9,6 +9,7 @@ import torch
 from toto.data.util.dataset import MaskedTimeseries
 from toto.inference.forecaster import TotoForecaster
 
+from toto_compat.cell.session import Session
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.request import Workload, patches
 from toto_compat.model.series import Series
@@ -68,6 +69,7 @@ class Drawing:
     times: int = 1
     first_seed: int = 0
     judged_rows: int = 64  # of each seed, where eager must be asked for every one
+    to_see_little: bool = False  # so many that a spread a few hundredths off is seen
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -204,6 +206,47 @@ def all_scenarios(trial: Trial) -> tuple[Scenario, ...]:
     )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Holds what a candidate is asked, in order; `left_out` says why that is not all there is."""
+
+    scenarios: tuple[Scenario, ...]
+    drawings: tuple[Drawing, ...]
+    left_out: str = ""
+
+
+def what_is_asked(session: Session) -> Asked:
+    """Everything; of a cell that cannot PASS only shapes that were announced, and no more samples than are asked for.
+
+    Each other shape, and another number of threads, costs a cache that recompiles the whole model once more, and could
+    only say again what its row says already.
+    """
+    trial = session.trial
+    scenarios, drawings = all_scenarios(trial), drawings_of(trial, session.profile.iterations)
+    if not (broken := session.why_it_cannot_pass()):
+        return Asked(scenarios, drawings)
+    return Asked(
+        tuple(one for one in scenarios if was_announced(trial, one)),
+        tuple(
+            one
+            for one in drawings
+            if not one.to_see_little and was_announced(trial, one.scenario, rows_for_each=one.per_batch)
+        ),
+        f"shapes and threads that nobody announced, many samples: {broken}, so that this cell cannot PASS",
+    )
+
+
+def was_announced(trial: Trial, scenario: Scenario, *, rows_for_each: int = 1) -> bool:
+    """Say whether the workload asks for this shape itself, so many rows at once for each series."""
+    workload = trial.workload
+    if scenario.past_the_announced or scenario.more_threads:
+        return False
+    if (scenario.variates, scenario.groups) != (workload.variates, workload.groups):
+        return False
+    sampled = [workload.batch * per_batch for _, per_batch in workload.sampled]
+    return scenario.batch * rows_for_each in (workload.batch, *sampled, *trial.batch_sizes)
+
+
 def sampled_rows(trial: Trial) -> tuple[int, ...]:
     """Return every number of rows that a forecast or its samples are computed in."""
     own = trial.workload.batch
@@ -252,7 +295,7 @@ def _many(drawing: Drawing, rows: int, most_rounds: int) -> Drawing:
     """As many rounds as so many rows of one variate take, and no more than `most_rounds`."""
     a_round = drawing.per_batch * drawing.scenario.batch * drawing.scenario.variates
     rounds = max(2, min(most_rounds, -(-rows // a_round)))
-    return replace(drawing, samples=rounds * drawing.per_batch, judged_rows=rows)
+    return replace(drawing, samples=rounds * drawing.per_batch, judged_rows=rows, to_see_little=True)
 
 
 def every_sampling(workload: Workload) -> tuple[Drawing, ...]:
