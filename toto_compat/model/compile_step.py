@@ -14,6 +14,9 @@ draws from a predicted patch. Between them nothing is left but copies into their
   there already (2.13.0), and puts them outside its cache folder.
 - `cpp.vec_isa_ok=True` where torch itself runs with the processor's vectors (`compiler_head_start`): inductor's own
   proof of it builds three programs with all vector headers, one after the other, before the first kernel.
+- `guard_filter_fn`, where torch has it: no guards on tensors. They are the module's own buffers, and weights, which the
+  model looks at before every forecast (`StaticGraphs._notice_changed_weights`). All other guards stay: values, types,
+  hooks, threads. Guards on tensors took 9 % of `tiny`'s mean forecast (torch 2.13.0, CPU: 13.8 ms with, 12.7 without).
 - `post_grad_custom_pre_pass`, on a CPU: oneDNN multiplies with large weights (`onednn`).
 - A code object of its own for every bucket: dynamo's limit of 8 compiles is per code object, and a ninth bucket would
   reach it. So dynamo neither logs nor limits new buckets: the model does both (`buckets`).
@@ -23,7 +26,7 @@ import contextlib
 import gc
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +69,8 @@ def _lowering(spec: CompileSpec) -> dict[str, Any]:
     of_mode = torch._inductor.list_mode_options(arguments["mode"]) if arguments["mode"] else {}
     ours: dict[str, Any] = {"size_asserts": False, "inplace_buffers": False, "reorder_for_locality": False}
     ours |= onednn_options()
+    if hasattr(torch.compiler, "keep_tensor_guards_unsafe"):  # came together with the option itself
+        ours["guard_filter_fn"] = _all_but_tensors
     if vectors_are_known_to_work():
         ours["cpp.vec_isa_ok"] = True
     if spec.cache_dir is not None:
@@ -73,6 +78,10 @@ def _lowering(spec: CompileSpec) -> dict[str, Any]:
         if hasattr(torch._inductor.config, "cpp_cache_precompile_headers"):
             ours["cpp_cache_precompile_headers"] = False
     return {"backend": "inductor", "options": {**of_mode, **ours}}
+
+
+def _all_but_tensors(guards: Sequence[Any]) -> list[bool]:
+    return [guard.guard_type not in ("TENSOR_MATCH", "DUPLICATE_INPUT") for guard in guards]
 
 
 _NEVER = 1_000_000_000
