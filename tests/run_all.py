@@ -24,6 +24,7 @@ from toto_compat.matrix.load import load_matrix
 
 ROOT = Path(__file__).parent.parent
 CELL_ENVIRONMENT = "torch-2.13.0-cpu"
+SHOWN = 25  # modules that took longest
 NO_TESTS_COLLECTED = 5  # pytest's exit code; fine for one side, not for both
 # a module on one worker, and in the order of collection: left alone, xdist would begin with the modules of most tests
 IN_ORDER = ("--dist=loadfile", "--no-loadscope-reorder")
@@ -44,6 +45,7 @@ def main(arguments: list[str]) -> int:
             log.seek(0)
             shutil.copyfileobj(log, sys.stdout)
         outcomes = count_outcomes(host_report) + count_outcomes(cell_report)
+        print(where_the_time_went(host_report, cell_report), flush=True)
     print(f"{outcomes['passed']} passed, {outcomes['failed']} failed, {outcomes['skipped']} skipped", flush=True)
     if set(codes) == {NO_TESTS_COLLECTED}:
         return NO_TESTS_COLLECTED
@@ -107,6 +109,16 @@ def count_outcomes(report: Path) -> Counter[str]:
         else:
             outcomes["skipped" if "skipped" in kinds else "passed"] += 1
     return outcomes
+
+
+def where_the_time_went(*reports: Path) -> str:
+    """Name the modules that took longest, over all workers: the place to look when the tests take too long."""
+    seconds: Counter[str] = Counter()
+    for report in filter(Path.is_file, reports):
+        for case in ET.parse(report).iter("testcase"):
+            seconds[case.get("classname", "")] += round(float(case.get("time", 0)))
+    longest = ", ".join(f"{module.removeprefix('tests.')} {spent}" for module, spent in seconds.most_common(SHOWN))
+    return f"seconds by module, of {seconds.total()} over all workers: {longest}"
 
 
 if __name__ == "__main__":
