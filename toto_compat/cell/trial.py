@@ -18,7 +18,7 @@ from toto_compat.contract.request import CacheRequest, CellRequest, CompileSetti
 from toto_compat.errors import TotoCompatError
 from toto_compat.model.backbone import build_backbone
 from toto_compat.model.binding import bind
-from toto_compat.model.bound import BoundModel, CompileSpec
+from toto_compat.model.bound import BoundModel, CompileSpec, unchecked_distributions
 from toto_compat.model.forecaster import forecaster_of
 from toto_compat.model.series import Series, make_series
 
@@ -135,9 +135,16 @@ class Trial:
         return tuple(dict.fromkeys((*self.workload.batches, *sampled)))
 
     def eager(self, cache: CacheRequest = UPSTREAM, *, dtype: torch.dtype | None = None) -> BoundModel:
-        """A cache run eager; upstream unless another is named. A float64 reference knows no autocast."""
+        """A cache run eager; upstream unless another is named. A float64 reference knows no autocast.
+
+        In less than single precision without torch's checks of distributions, which that precision cannot pass.
+        """
         model = bind(self._backbone(dtype), cache, max_patches=self.max_patches, **self._told())
-        return model if dtype is torch.float64 else self._under_autocast(model)
+        if dtype is torch.float64:
+            return model
+        if self.workload.in_half_precision:
+            model = _asked_within(unchecked_distributions, model)
+        return self._under_autocast(model)
 
     def compiled(self, *, backend: Callable[..., Any] | None = None, batch_sizes: tuple[int, ...] = ()) -> BoundModel:
         """The candidate: this cell's cache, compiled as the cell says, told which batches the suite will use."""
@@ -151,15 +158,15 @@ class Trial:
     def why_upstream_cannot_draw(self) -> str:
         """Return what torch says when upstream eager draws in less than single precision; '' where it can.
 
-        Torch 2.13 has no gamma distribution in half precision on a CPU, and toto-ts draws in the model's precision. On
-        2.15.0 the weights of `base`'s mixture in half precision fail torch's own check that they sum to one.
+        Torch 2.13 has no gamma distribution in half precision on a CPU, and toto-ts draws in the model's precision.
         """
-        if self.workload.autocast is None and self.workload.dtype != "bfloat16":
+        if not self.workload.in_half_precision:
             return ""
-        model = self.eager()
-        series = self.series(self.workload.patch_size, self.workload.context_patches[0], 1)
         try:
-            model.generate_samples(series, 1, num_samples=1, samples_per_batch=1)
+            with _one_thread():
+                model = self.eager()
+                series = self.series(self.workload.patch_size, self.workload.context_patches[0], 1)
+                model.generate_samples(series, 1, num_samples=1, samples_per_batch=1)
         except (NotImplementedError, RuntimeError, ValueError) as error:
             if is_out_of_memory(error):
                 raise
@@ -201,20 +208,35 @@ class Trial:
         """Have the model asked under the workload's autocast, as a caller's `with` does it, in any thread."""
         if self.workload.autocast is None:
             return model
-        enter = partial(torch.autocast, self.device, dtype=getattr(torch, self.workload.autocast))
-        forecaster = forecaster_of(model)
-        if forecaster is not None:
-            forecaster.forecast = _within(enter, forecaster.forecast)
-            model.forecaster = forecaster  # type: ignore[attr-defined]
-        for name in _ASKED_OF_A_MODEL:
-            if hasattr(model, name):
-                setattr(model, name, _within(enter, getattr(model, name)))
-        return model
+        return _asked_within(partial(torch.autocast, self.device, dtype=getattr(torch, self.workload.autocast)), model)
 
     def _backbone(self, dtype: torch.dtype | None) -> Any:
         return build_backbone(
             self.workload, dtype=dtype or self.dtype, device=self.device, checkpoint_folder=self.checkpoint_folder
         )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute without OpenMP's threads: a fork of this process, as contestants are, would wait for them for ever."""
+    own = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
+
+
+def _asked_within(enter: Callable[[], AbstractContextManager[Any]], model: BoundModel) -> BoundModel:
+    """Have everything that a model is asked answered within a context of its own."""
+    forecaster = forecaster_of(model)
+    if forecaster is not None:
+        forecaster.forecast = _within(enter, forecaster.forecast)
+        model.forecaster = forecaster  # type: ignore[attr-defined]
+    for name in _ASKED_OF_A_MODEL:
+        if hasattr(model, name):
+            setattr(model, name, _within(enter, getattr(model, name)))
+    return model
 
 
 def _within(enter: Callable[[], AbstractContextManager[Any]], asked: Callable[..., Any]) -> Callable[..., Any]:

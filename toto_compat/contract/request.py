@@ -225,6 +225,11 @@ class Workload(StrictModel):
         return min(self.horizon_patches) == 1
 
     @property
+    def in_half_precision(self) -> bool:
+        """Say whether matrix products have less than single precision, in the weights or by autocast."""
+        return self.autocast is not None or self.dtype == "bfloat16"
+
+    @property
     def precision(self) -> str:
         return f"{self.autocast} autocast" if self.autocast else self.dtype
 

@@ -77,12 +77,11 @@ def worst_of_samples(trial: Trial, shape: TimedShape, rounds: Sequence[TimedRoun
     eager = trial.eager()
     assert isinstance(eager, WholeModel)
     samples, _ = sampling_of(shape.samples or "")
-    in_single_precision = trial.workload.autocast is None and trial.workload.dtype != "bfloat16"
     for one in rounds:
         wanted = (*one.series.inputs.shape[:2], shape.horizon, samples)
         if one.candidate.shape != wanted or not bool(one.candidate.isfinite().all()):
             return math.inf
-        if in_single_precision and one.candidate[0, 0, 0].unique().numel() < OF_THEIR_OWN * samples:
+        if not trial.workload.in_half_precision and one.candidate[0, 0, 0].unique().numel() < OF_THEIR_OWN * samples:
             return math.inf
     chance = random.SystemRandom()
     fed_back = (shape.horizon or 1) > eager.patch_size

@@ -1,7 +1,6 @@
 """Upstream eager's own answers: what a right forecast is, and how far eager itself strays from it."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from toto_compat.cell.suites.equivalence.scenarios import (
 )
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.strict_model import StrictModel
-from toto_compat.model.bound import BoundModel
+from toto_compat.model.bound import BoundModel, unchecked_distributions
 from toto_compat.model.forecaster import forecaster_of
 from toto_compat.model.series import Series
 
@@ -147,18 +146,8 @@ def reference_on(trial: Trial, eager: BoundModel, exact: BoundModel, scenario: S
             raise NotFiniteError(scenario.name)
         if series is asked:
             return reference
-        with _without_checks_of_distributions():
+        with unchecked_distributions():
             return replace(reference, unchecked=quantities(eager, scenario, asked, truth))
-
-
-@contextmanager
-def _without_checks_of_distributions() -> Iterator[None]:
-    before = torch.distributions.Distribution._validate_args
-    torch.distributions.Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        torch.distributions.Distribution.set_default_validate_args(before)
 
 
 def quantities(model: BoundModel, scenario: Scenario, series: Series, truth: Tensor) -> dict[str, Tensor]:
@@ -169,8 +158,11 @@ def quantities(model: BoundModel, scenario: Scenario, series: Series, truth: Ten
 
 
 def parts_of(scenario: Scenario) -> tuple[Part, ...]:
-    """How a scenario is asked: each on its own, since one may be refused and another answered."""
-    return (_by_forecast,) if scenario.through_forecast else (_parameters, _mean_forecast)
+    """How a scenario is asked: each on its own, since one may be refused and another answered.
+
+    The mean first: what is fed under teacher forcing is eager's, and would be a right answer to it.
+    """
+    return (_by_forecast,) if scenario.through_forecast else (_mean_forecast, _parameters)
 
 
 def _parameters(model: BoundModel, _scenario: Scenario, series: Series, truth: Tensor) -> dict[str, Tensor]:
