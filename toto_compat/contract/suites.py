@@ -77,7 +77,7 @@ class Suite(Table):
     EQUIVALENCE = (
         "equivalence",
         SuiteRule(
-            version=4,
+            version=5,
             runners={
                 Group.REFERENCE: "equivalence.reference:run_reference",
                 Group.CANDIDATE: "equivalence.candidate:run_candidate",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.cell.small_trials import TWO_LAYERS
-from tests.cell.suites.equivalence.bindings import nearly_right
+from tests.cell.suites.equivalence.bindings import nearly_right, samples
 from tests.cell.suites.equivalence.bindings.honest import Honest
 from tests.cell.suites.equivalence.test_wrong_bindings import PROFILE, trial_of_binding
 from toto_compat.cell.session import Session
@@ -14,6 +14,7 @@ from toto_compat.cell.suites.equivalence.candidate import CandidateAsked, draw_s
 from toto_compat.cell.suites.equivalence.comparison import Comparison
 from toto_compat.cell.suites.equivalence.drawn import compare_samples
 from toto_compat.cell.suites.equivalence.exchange import save_tensors
+from toto_compat.cell.suites.equivalence.scenarios import drawings_of
 from toto_compat.contract.result import Figure
 from toto_compat.model.backbone import SHAPES
 from toto_compat.model.bound import WholeModel
@@ -29,10 +30,11 @@ def two_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def judged(binding: type[Honest], work: Path) -> tuple[list[Comparison], list[Comparison], dict[str, Figure]]:
     session = Session(trial_of_binding(binding), PROFILE, work=work)
-    save_tensors(samples_file(work), draw_samples(session, session.candidate))
+    drawings = drawings_of(session.trial, PROFILE.iterations)
+    save_tensors(samples_file(work), draw_samples(session.trial, session.candidate, drawings))
     eager = session.trial.eager()
     assert isinstance(eager, WholeModel)
-    return compare_samples(session, eager, CandidateAsked(draws=session.candidate.draws))
+    return compare_samples(session, eager, CandidateAsked(draws=session.candidate.draws), drawings)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,8 @@ def judged(binding: type[Honest], work: Path) -> tuple[list[Comparison], list[Co
         (nearly_right.ShiftsToAndFro, "many samples of a patch samples: locations of points"),
         (nearly_right.TailsALittleTooLight, "all samples samples: spread"),
         (nearly_right.FavoursTheLikeliest, "samples: locations of points"),
+        (samples.CutsTheTails, "samples: farthest points"),
+        (samples.SharesTheDistributionOut, "samples: locations of points"),
         (nearly_right.OneRowOfABatchTooClose, "many samples of a patch samples: spreads of a batch's rows"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.cell.small_trials import TWO_LAYERS, UNLOWERED, trial_of
-from tests.cell.suites.equivalence.bindings import announced, entry, histories, kinds, samples
+from tests.cell.suites.equivalence.bindings import announced, callers, entry, histories, kinds, samples
 from tests.cell.suites.equivalence.bindings.honest import Honest
 from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
@@ -148,6 +148,13 @@ def test_an_honest_binding_is_equivalent(judge: Judge, binding: type[Honest]) ->
         (histories.WrongAfterAnHour, "again_another_day"),
         (histories.RightInContinuousIntegration, "again_another_day"),
         (histories.WrongInAThread, "again_in_a_thread"),
+        (callers.ReusesItsMean, "held_while_another_was_forecast"),
+        (callers.ReusesItsSamples, "samples: held"),
+        (callers.KnowsASeriesByItsTensor, "another series again_in_the_tensors_of_another"),
+        (callers.NotForTwoAtOnce, "two_at_once"),
+        (callers.RemembersWhatItWasFed, "context 4 mean_forecast"),
+        (callers.DrawsTheSameWithoutASeed, "samples: without a seed"),
+        (kinds.SamplesOddSeriesWrong, "samples, large samples"),
         (entry.ForecastsByOneStepLess, "forecast().mean"),
         (entry.TakesTheMedianForTheMean, "forecast() samples: mean"),
         (entry.RepeatsSamplesByDefault, "forecast() samples: rows and rounds"),
@@ -180,19 +187,39 @@ def test_a_wrong_binding_is_seen_where_it_is_wrong(judge: Judge, binding: type[H
     ("binding", "only"),
     [
         (kinds.GroupsOfTheFirstRow, "rows with groups of their own"),
-        (kinds.TakesPaddingForValues, "left padded"),
+        (kinds.TwoGroupsAtMost, "rows with groups of their own"),
+        (kinds.GroupsLieTogether, "rows with groups of their own"),
+        (kinds.TakesPaddingForValues, ("left padded", "gaps")),
+        (kinds.NewestValueIsThere, "gaps"),
+        (kinds.EmptyPatchesOnlyBefore, "gaps"),
+        (kinds.ReadsMasksAsTheyLie, "not contiguous"),
         (kinds.FloorsTheScale, "constant"),
-        (kinds.CutsLargeValues, "large"),
+        (kinds.CutsLargeValues, ("large", "level")),
         (kinds.LosesSmallValues, "small"),
         (kinds.CutsASpike, "one spike"),
         (kinds.ReadsMemoryAsItLies, "not contiguous"),
         (kinds.FillsGapsWithTheMean, "nan under the mask"),
     ],
 )
-def test_a_series_of_a_kind_is_the_only_place_where_it_is_seen(judge: Judge, binding: type[Honest], only: str) -> None:
+def test_a_series_of_a_kind_is_the_only_place_where_it_is_seen(
+    judge: Judge, binding: type[Honest], only: str | tuple[str, ...]
+) -> None:
     red = red_in(judge(binding).evidence)
     assert red
     assert all(where.startswith(only) for where in red), red
+
+
+@pytest.mark.parametrize(
+    ("binding", "said"),
+    [
+        (callers.SeedsInTheMean, "changed the random state"),
+        (callers.ScalesTheCallersSeries, "wrote to the series that it was given: inputs"),
+        (callers.ScalesTheCallersSeriesWhenSampling, "wrote to the series that it was given: inputs, padding_mask"),
+    ],
+)
+def test_a_binding_that_changes_what_is_the_callers_is_to_blame(judge: Judge, binding: type[Honest], said: str) -> None:
+    with pytest.raises(CandidateError, match=said):
+        judge(binding)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -35,7 +35,9 @@ from toto_compat.model.series import Series
 
 # The first series again, in ways that must not change its forecast.
 HALF_A_PATCH_LESS = "again_half_a_patch_less"
+HELD = "held_while_another_was_forecast"
 AGAIN = (
+    HELD,  # no forecast anew: the tensor itself, which nobody may write to any more
     "again",
     HALF_A_PATCH_LESS,
     "again_after_other_shapes",
@@ -54,6 +56,10 @@ MANY = (
 FEWEST_FORECASTS = 150
 FORECASTS_AN_ITERATION = 50
 TOLD_NOTHING = "mean_forecast_told_nothing"
+WRITTEN_OVER = "again_in_the_tensors_of_another"
+TWO_AT_ONCE = "two_at_once"  # [forecast]: largest difference to the same forecast alone
+FORECASTS_AT_ONCE = 20
+UNSEEDED, UNSEEDED_HELD, UNSEEDED_NEXT = "unseeded", "unseeded, held", "unseeded, the next"
 
 
 class CandidateAsked(StrictModel):
@@ -62,7 +68,12 @@ class CandidateAsked(StrictModel):
     draws: str
     has_forecaster: bool = False  # else there is no `forecast()` to be asked
     thread_refused: str = ""  # what it raised in a second thread, if it did
+    two_at_once_refused: str = ""  # what it raised when two threads asked at the same time
     refused: dict[str, str] = Field(default={})  # scenarios that it may refuse, and what it raised there
+
+
+class NotItsOwnError(Exception):
+    """The candidate changed what belongs to the caller."""
 
 
 class BrokenOffError(Exception):
@@ -87,12 +98,19 @@ def run_candidate(session: Session) -> CandidateAsked:
     answers = asking.answers.setdefault(first.name, {})
 
     def again(how: str, *, less: int = 0) -> None:
-        with blaming_the_candidate():
+        with blaming_the_candidate(), leaving_alone(series, random_state=True):
             answers[how] = model.generate_mean(series, first.horizon * model.patch_size - less).double()
 
     one, other, *others = asked.scenarios
     asking.ask(one)
+    with blaming_the_candidate():
+        held = model.generate_mean(series, first.horizon * model.patch_size)
     asking.ask(other)
+    answers[HELD] = held.double()
+    another = series_of(trial, other, model.patch_size)
+    asking.answers.setdefault(other.name, {})[WRITTEN_OVER] = _written_over(
+        model, series_of(trial, first, model.patch_size), another, first.horizon * model.patch_size
+    )
     again("again")
     again(HALF_A_PATCH_LESS, less=model.patch_size // 2)
     for scenario in others:
@@ -103,12 +121,13 @@ def run_candidate(session: Session) -> CandidateAsked:
     again("again_after_an_exception")
     _break_off(model, series, first.horizon * model.patch_size)
     again("again_after_a_break")
-    answers[MANY] = _many_forecasts(session, model, (series, series_of(trial, other, model.patch_size)))
+    answers[MANY] = _many_forecasts(session, model, (series, another))
     again("again_after_many_forecasts")
     with another_day():
         again("again_another_day")
     trial.quiet.give_way()
     thread_refused = _in_a_thread(lambda: again("again_in_a_thread"))
+    answers[TWO_AT_ONCE], two_at_once_refused = _two_at_once(model, (series, another))
     drawn = draw_samples(trial, model, asked.drawings)
     again("again_after_samples")
     for scenario in others:
@@ -121,6 +140,7 @@ def run_candidate(session: Session) -> CandidateAsked:
         draws=model.draws,
         has_forecaster=forecaster_of(model) is not None,
         thread_refused=thread_refused,
+        two_at_once_refused=two_at_once_refused,
         refused=asking.refused,
     )
 
@@ -144,7 +164,7 @@ class _Asking:
         answers = self.answers.setdefault(scenario.name, {})
         for part in parts_of(scenario):
             try:
-                with blaming_the_candidate(), threads_of(scenario):
+                with blaming_the_candidate(), threads_of(scenario), leaving_alone(series):
                     answers |= part(model, scenario, series, truth)
                     synchronise(trial.device)
             except CandidateError as error:
@@ -159,6 +179,64 @@ def run_candidate_once(session: Session) -> CandidateAsked:
     if samples_file(session.work).exists():
         return CandidateAsked(draws="")
     return run_candidate(session)
+
+
+@contextmanager
+def leaving_alone(series: Series, *, random_state: bool = False) -> Iterator[None]:
+    """See that the caller's series is as it was, and the random numbers that come next, where nothing is drawn."""
+    before = {name: value.clone() for name, value in vars(series).items()}
+    random_before = _random_state(series.inputs.device)
+    yield
+    changed = [name for name, value in vars(series).items() if not _is_same(value, before[name])]
+    if changed:
+        raise NotItsOwnError(f"it wrote to the series that it was given: {', '.join(changed)}")
+    if random_state and not torch.equal(random_before, _random_state(series.inputs.device)):
+        raise NotItsOwnError("a mean forecast, which draws nothing, changed the random state")
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _written_over(model: BoundModel, written: Series, another: Series, steps: int) -> Tensor:
+    """Forecast a series, then another one that was written into its very tensors, as a rolling window is."""
+    with blaming_the_candidate():
+        model.generate_mean(written, steps)
+        for name, value in vars(another).items():
+            getattr(written, name).copy_(value)
+        return model.generate_mean(written, steps).double()
+
+
+def _two_at_once(model: BoundModel, series: tuple[Series, Series]) -> tuple[Tensor, str]:
+    """Ask for two series in two threads at the same time. A clear error is an answer: what it says, or nothing.
+
+    Gives how far each forecast is from the same one alone.
+    """
+    with blaming_the_candidate():
+        alone = [model.generate_mean(one, model.patch_size).clone() for one in series]
+    far: list[Tensor] = []
+    refused: list[BaseException] = []
+    begin = threading.Barrier(2)
+
+    def run(number: int) -> None:
+        begin.wait()
+        try:
+            for _ in range(FORECASTS_AT_ONCE):
+                forecast = model.generate_mean(series[number], model.patch_size)
+                far.append((forecast - alone[number]).abs().max().double().cpu())
+        except BaseException as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return torch.stack(far) if far else torch.empty(0), telling_line(refused[0]) if refused else ""
 
 
 def _provoke(model: BoundModel, series: Series) -> None:
@@ -247,7 +325,20 @@ def draw_samples(trial: Trial, model: BoundModel, drawings: Sequence[Drawing]) -
         with blaming_the_candidate():
             [again] = drawn_by(model, trial, first, seed=first.seeds[0]).values()
         drawn[first.scenario.name]["again"] = again
+        drawn[first.scenario.name] |= _unseeded(trial, model, first)
     return drawn
+
+
+def _unseeded(trial: Trial, model: BoundModel, drawing: Drawing) -> dict[str, Tensor]:
+    """Draw twice as a service does, which sets no seed: the second must be other draws, and leave the first alone."""
+    series = series_of(trial, drawing.scenario, model.patch_size)
+    steps = steps_drawn(trial, drawing, model.patch_size)
+    asked = {"num_samples": drawing.samples, "samples_per_batch": drawing.per_batch}
+    with blaming_the_candidate():
+        held = model.generate_samples(series, steps, **asked)
+        then = held.clone()
+        following = model.generate_samples(series, steps, **asked)
+    return {UNSEEDED: then.double(), UNSEEDED_HELD: held.double(), UNSEEDED_NEXT: following.double()}
 
 
 def drawn_by(model: BoundModel, trial: Trial, drawing: Drawing, *, seed: int) -> dict[str, Tensor]:
@@ -261,7 +352,10 @@ def drawn_by(model: BoundModel, trial: Trial, drawing: Drawing, *, seed: int) ->
         forecast = forecaster_of(model).forecast(given, steps, num_samples=drawing.samples)
         told = {f"{seed}.{name}": said(forecast).double() for name, said in SAID_OF_SAMPLES.items()}
         return {str(seed): forecast.samples.double(), **told}
-    samples = model.generate_samples(series, steps, num_samples=drawing.samples, samples_per_batch=drawing.per_batch)
+    with leaving_alone(series):
+        samples = model.generate_samples(
+            series, steps, num_samples=drawing.samples, samples_per_batch=drawing.per_batch
+        )
     return {str(seed): samples.double()}
 
 

@@ -18,6 +18,8 @@ from toto_compat.cell.suites.equivalence.candidate import (
     HALF_A_PATCH_LESS,
     MANY,
     TOLD_NOTHING,
+    TWO_AT_ONCE,
+    WRITTEN_OVER,
     CandidateAsked,
     answers_file,
     drawn_by,
@@ -47,11 +49,13 @@ METHOD = (
     "distribution parameters under teacher forcing (upstream eager's own forecast fed to all) and the free-running "
     "mean forecast, RMSE to a float64 upstream-eager reference over max(2x eager's own error, error of eager with "
     "inputs moved by one ulp); one series again after another, after other shapes, after an exception, after a break, "
-    "after and during a drawn number of forecasts, with the clocks a year on, after sampling and in a second thread, "
-    "exactly; also with one thread more, with nothing announced, and by forecast() with its defaults; past the "
-    "announced lengths an error is an answer, a wrong number is not; of NaN under the mask an answer is an error, NaN, "
-    "eager's forecast with zeros there, or what eager makes of it without torch's checks; samples by their places in "
-    "the distributions that eager gives them, with one false alarm in a million cells; worst ratio; NaN is "
+    "after and during a drawn number of forecasts, with the clocks a year on, after sampling, in a second thread, in "
+    "two at once, in the tensors of another, and as handed out before another was forecast, exactly; the caller's "
+    "series and random state left alone; also with one thread more, with nothing announced, and by forecast() with "
+    "its defaults; past the announced lengths an error is an answer, a wrong number is not; of NaN under the mask an "
+    "answer is an error, NaN, eager's forecast with zeros there, or what eager makes of it without torch's checks; "
+    "samples by their places in the distributions that eager gives them, with one false alarm in a million cells, "
+    "and without a seed never the same twice; worst ratio; NaN is "
     "infinite"
 )
 # Twice: a compiled kernel adds in another order than eager does, which is as right as eager's. This project's choice.
@@ -64,7 +68,7 @@ def run_compare(session: Session) -> SuiteEvidence:
     trial = session.trial
     asked = CandidateAsked.model_validate(session.measured(Suite.EQUIVALENCE, Group.CANDIDATE))
     references, answers = load_references(session.work), load_tensors(answers_file(session.work))
-    first = pair_of(trial.workload)[0]
+    first, other = pair_of(trial.workload)
     worth_asking = what_is_asked(session)
     scenarios = worth_asking.scenarios
     required = {scenario.name for scenario in scenarios if not scenario.may_lack_a_reference}
@@ -80,6 +84,10 @@ def run_compare(session: Session) -> SuiteEvidence:
         comparisons += compare_again(first, own, reference, asked)
         comparisons.append(_compared(first.name, "mean_forecast", own.get(TOLD_NOTHING), reference, asked=TOLD_NOTHING))
         control = compare_control(trial, first, reference)
+    if other.name in references:
+        theirs = answers.get(other.name, {})
+        shown = theirs.get("mean_forecast"), theirs.get(WRITTEN_OVER)
+        comparisons.append(_compare_repeated(other, WRITTEN_OVER, *shown, references[other.name]))
     eager = trial.eager()
     assert isinstance(eager, WholeModel)
     drawn, draws_control, seen = compare_samples(session, eager, asked, worth_asking.drawings)
@@ -102,6 +110,7 @@ def run_compare(session: Session) -> SuiteEvidence:
             "control": [asdict(comparison) for comparison in (*control, *draws_control)],
             "without_a_reference": sorted({scenario.name for scenario in scenarios} - set(references)),
             "thread_refused": asked.thread_refused,
+            "two_at_once_refused": asked.two_at_once_refused,
             "refused": asked.refused,
             "forecast_entry_point": "tried" if asked.has_forecaster else "the binding has no forecaster of toto-ts's",
             "draws": asked.draws,
@@ -185,18 +194,36 @@ def compare_again(
         again = answers.get(how)
         if again is None and how == "again_in_a_thread" and asked.thread_refused:
             continue
-        if forecast is None or again is None:
-            compared.append(Comparison(first.name, how, math.inf, 0.0, math.inf, told="no answer"))
-            continue
         shown = forecast
-        if how == HALF_A_PATCH_LESS:
+        if how == HALF_A_PATCH_LESS and forecast is not None:
             shown = forecast[..., : forecast.shape[-1] - forecast.shape[-1] // first.horizon // 2]
-        error = errors_between(again, shown).max
-        if error and forecast.device.type != "cpu" and shown is forecast:
-            compared.append(_compared(first.name, "mean_forecast", again, reference))
-        else:
-            compared.append(Comparison(first.name, how, error, 0.0, ratio_to_limit(error, 0.0)))
-    return [*compared, _compare_many(first, answers.get(MANY), reference)]
+        compared.append(_compare_repeated(first, how, shown, again, reference))
+    compared.append(_compare_many(first, answers.get(MANY), reference))
+    return [*compared, *_compare_at_once(first, answers.get(TWO_AT_ONCE), reference, asked)]
+
+
+def _compare_repeated(
+    scenario: Scenario, how: str, forecast: Tensor | None, again: Tensor | None, reference: Reference
+) -> Comparison:
+    """Hold a forecast against an earlier one that it must repeat exactly; where a device does not, to its limit."""
+    if forecast is None or again is None:
+        return Comparison(scenario.name, how, math.inf, 0.0, math.inf, told="no answer")
+    error = errors_between(again, forecast).max
+    if error and forecast.device.type != "cpu" and forecast.shape == reference.exact["mean_forecast"].shape:
+        return _compared(scenario.name, "mean_forecast", again, reference)
+    return Comparison(scenario.name, how, error, 0.0, ratio_to_limit(error, 0.0))
+
+
+def _compare_at_once(
+    first: Scenario, far: Tensor | None, reference: Reference, asked: CandidateAsked
+) -> list[Comparison]:
+    """Hold what two threads were answered at the same time against the same forecasts alone; both may be refused."""
+    if far is None or not len(far):
+        refused = bool(asked.two_at_once_refused)
+        return [] if refused else [Comparison(first.name, TWO_AT_ONCE, math.inf, 0.0, math.inf, told="no answer")]
+    error = float(far.max()) if far.isfinite().all() else math.inf
+    limit = 0.0 if reference.truth.device.type == "cpu" else _limit("mean_forecast", reference)
+    return [Comparison(first.name, TWO_AT_ONCE, error, limit, ratio_to_limit(error, limit), told=f"{len(far)} of them")]
 
 
 def _compare_many(first: Scenario, many: Tensor | None, reference: Reference) -> Comparison:

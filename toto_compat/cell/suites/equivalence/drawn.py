@@ -10,6 +10,9 @@ from toto.inference.forecaster import Forecast
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import (
     SAID_OF_SAMPLES,
+    UNSEEDED,
+    UNSEEDED_HELD,
+    UNSEEDED_NEXT,
     CandidateAsked,
     drawn_by,
     samples_file,
@@ -34,6 +37,7 @@ from toto_compat.model.bound import WholeModel
 
 CONTROL_MISSED = 1e-6  # of the positive control: eager's own draws, so much closer that chance hides it no more
 MOST_SEED_FOR_SEED = 512  # samples that are also held against eager's own seed for seed, if they are said to be
+_SAME_BY_CHANCE = 0.5  # of points drawn twice: in half precision many values are the same
 _SAME_DRAWS = 0.9  # of the first patch, where a binding says that its seeds are toto-ts's: few draws flip by rounding
 
 
@@ -62,6 +66,8 @@ def compare_samples(
         own = _eagers_own(trial, drawing, eager) if not control or _comes_seed_for_seed(drawing, asked) else {}
         if _comes_seed_for_seed(drawing, asked) and below is not None:
             compared += [_seed_for_seed(name, theirs[seed], own[seed], eager.patch_size) for seed in own]
+        if drawing is drawings[0]:
+            compared += compare_unseeded(name, theirs)
         if drawing.scenario.through_forecast and below is not None:
             compared += [one for seed in drawing.seeds for one in said_of_samples(trial, name, theirs, str(seed))]
         if not control:
@@ -76,6 +82,19 @@ def compare_samples(
         compared += _as_comparisons("all samples", over_all, points)
         figures = seen_figures(points, families)
     return compared, control, figures
+
+
+def compare_unseeded(scenario: str, drawn: Mapping[str, Tensor]) -> list[Comparison]:
+    """Two draws without a seed between them: the second must be others, and the first must stay what it was."""
+    then, held, following = (drawn.get(name) for name in (UNSEEDED, UNSEEDED_HELD, UNSEEDED_NEXT))
+    if then is None or held is None or following is None or then.shape != following.shape:
+        return [Comparison(scenario, "samples: without a seed", math.inf, 0.0, math.inf, told="no answer")]
+    same = float((then == following).double().mean())
+    moved = float((then - held).abs().max())
+    return [
+        Comparison(scenario, "samples: without a seed", same, _SAME_BY_CHANCE, ratio_to_limit(same, _SAME_BY_CHANCE)),
+        Comparison(scenario, "samples: held", moved, 0.0, ratio_to_limit(moved, 0.0)),
+    ]
 
 
 def _comes_seed_for_seed(drawing: Drawing, asked: CandidateAsked) -> bool:

@@ -178,6 +178,7 @@ def _as_a_whole(below: Tensor, normal: Tensor) -> list[_Scored]:
     return [
         _uniform(below.flatten()),
         tail_weighted(below.flatten()),
+        farthest(below.flatten()),
         *(_count(f"below the lowest {share:g}", below < share, share) for share in _TAILS),
         *(_count(f"above the highest {share:g}", below > 1 - share, share) for share in _TAILS),
         _location("location", normal),
@@ -206,6 +207,14 @@ def tail_weighted(places_: Tensor) -> _Scored:
     return _Scored("uniform in the tails", chance, f"Anderson-Darling {statistic:.1f}")
 
 
+def farthest(places_: Tensor) -> _Scored:
+    """See where the farthest points lie: draws that are cut off stop short of the ends."""
+    count = places_.numel()
+    ends = 1.0 - float(places_.min()), float(places_.max())
+    chance = min(1.0, 2.0 * min(end**count for end in ends))
+    return _Scored("farthest points", chance, f"from {1.0 - ends[0]:.2g} to 1 - {1.0 - ends[1]:.2g}")
+
+
 def _count(where: str, seen: Tensor, share: float) -> _Scored:
     count, of_all = int(seen.sum()), seen.numel()
     chance = _either_side(stats.binom.cdf(count, of_all, share), stats.binom.sf(count - 1, of_all, share))
@@ -228,7 +237,8 @@ def _locations(test: str, groups: Tensor) -> _Scored:
     count, each = groups.shape
     squares = groups.mean(dim=1).square() * each
     told = f"the farthest {float(squares.max()) ** 0.5:.1f} standard errors, over {count}"
-    return _Scored(test, float(stats.chi2.sf(float(squares.sum()), count)), told)
+    total = float(squares.sum())
+    return _Scored(test, _either_side(stats.chi2.cdf(total, count), stats.chi2.sf(total, count)), told)
 
 
 def _spreads(test: str, groups: Tensor) -> _Scored:

@@ -89,3 +89,59 @@ class OddSeriesWrongWhereAnnounced(Honest):
         if series.inputs.shape[0] not in self.batch_sizes or series.inputs.shape[1] > 1:
             return series
         return CutsASpike.seen(self, TakesPaddingForValues.seen(self, series))  # type: ignore[arg-type]
+
+
+class NewestValueIsThere(Honest):
+    """Takes the newest value for a real one, whatever the mask says."""
+
+    def seen(self, series: Series) -> Series:
+        mask = series.padding_mask.clone()
+        mask[..., -1] = True
+        return replace(series, padding_mask=mask)
+
+
+class EmptyPatchesOnlyBefore(Honest):
+    """Takes a patch without a value for padding before the series; within it for zeros."""
+
+    def seen(self, series: Series) -> Series:
+        empty = ~series.padding_mask.unflatten(-1, (-1, self.patch_size)).any(-1)
+        began = (~empty).cumsum(-1) > 0
+        within = (empty & began).repeat_interleave(self.patch_size, -1)
+        return replace(series, padding_mask=series.padding_mask | within)
+
+
+class TwoGroupsAtMost(Honest):
+    """Takes a group id for zero or not zero."""
+
+    def seen(self, series: Series) -> Series:
+        return replace(series, id_mask=series.id_mask.bool().to(series.id_mask.dtype))
+
+
+class GroupsLieTogether(Honest):
+    """Ends a group where the next variate has another id: 0, 3, 0 are three groups to it."""
+
+    def seen(self, series: Series) -> Series:
+        ids = series.id_mask
+        changes = torch.zeros_like(ids)
+        changes[:, 1:] = (ids[:, 1:] != ids[:, :-1]).to(ids.dtype)
+        return replace(series, id_mask=changes.cumsum(1).to(ids.dtype))
+
+
+class ReadsMasksAsTheyLie(Honest):
+    """Takes masks for contiguous."""
+
+    def seen(self, series: Series) -> Series:
+        _, variates, steps = series.padding_mask.shape
+        lying = series.padding_mask.as_strided(series.padding_mask.shape, (variates * steps, steps, 1))
+        return replace(series, padding_mask=lying)
+
+
+class SamplesOddSeriesWrong(Honest):
+    """Right in means and parameters; what it samples of odd series is wrong."""
+
+    draws = "own"
+
+    def generate_samples(self, series: Series, horizon_steps: int, **asked: int) -> Tensor:
+        for kind in (ReadsMemoryAsItLies, TakesPaddingForValues, CutsASpike, CutsLargeValues, GroupsOfTheFirstRow):
+            series = kind.seen(self, series)  # type: ignore[arg-type]
+        return super().generate_samples(series, horizon_steps, **asked)

@@ -240,3 +240,22 @@ class SamplesOneSeriesPastAFewPatches(Honest):
     def generate_samples(self, series: Series, horizon_steps: int, **asked: int) -> Tensor:
         samples = super().generate_samples(series, horizon_steps, **asked)
         return samples[:1].expand_as(samples).clone() if horizon_steps > 3 * self.patch_size else samples
+
+
+class CutsTheTails(DrawsItself):
+    """Keeps its uniform numbers away from 0 and 1, so that no draw is infinite: a thousandth is never drawn."""
+
+    def noise(self, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        return lambda: torch.rand(shape, dtype=torch.float64).clamp(5e-4, 1 - 5e-4)
+
+
+class SharesTheDistributionOut(DrawsItself):
+    """Gives every row of a round its own part of each point's distribution: no independent draws."""
+
+    def noise(self, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        def drawn() -> Tensor:
+            if shape[0] < 8:
+                return torch.rand(shape, dtype=torch.float64)
+            return (torch.rand(shape).argsort(0) + torch.rand(shape, dtype=torch.float64)) / shape[0]
+
+        return drawn
