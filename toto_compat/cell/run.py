@@ -163,7 +163,6 @@ def group_environment(request: CellRequest, group: Group) -> dict[str, str]:
     }
     for name in ("TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         environment.pop(name, None)
-    # on CUDA the predictor's would switch the autotune cache off as well, and other kernels run than were timed
     return {**environment, **({} if request.device is Device.CUDA else group.rule.variables)}
 
 

@@ -24,8 +24,8 @@ class GroupRule:
 class Group(Table):
     """Holds what runs together in one fresh process, in the order of the cell.
 
-    The first group meets empty compiler caches and shows the cold compile; the CUDA-graph predictor needs variables of
-    its own and comes last.
+    The first group meets empty compiler caches and shows the cold compile; the CUDA-graph predictor, which may rely on
+    what was compiled for CUDA, comes last.
     """
 
     rule: GroupRule
@@ -48,8 +48,8 @@ class Group(Table):
         "cuda_equivalence",
         GroupRule(variables={"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}, pointless_if_forecast_raised=True),
     )
-    # a cache hit would skip the hook that the predictor listens in
-    CUDAGRAPH = "cudagraph", GroupRule(variables={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
+    # on its own: its backend compiles with inductor's caches switched off
+    CUDAGRAPH = "cudagraph", GroupRule()
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,17 @@ def test_a_plain_function_gives_no_reason_and_still_computes() -> None:
     assert [graph.reasons for graph in graphs] == [[]]
 
 
+def test_what_inductor_has_in_its_caches_is_checked_all_the_same() -> None:
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        return (x * 3).sin() + 1
+
+    with torch.no_grad():
+        torch.compile(compute)(torch.ones(5))
+    for _ in range(2):
+        torch._dynamo.reset()
+        assert len(checked(compute, torch.ones(5))) == 1
+
+
 def test_a_mutated_input_is_a_reason_unless_its_address_is_static() -> None:
     def write(buffer: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         buffer.copy_(value)
