@@ -50,8 +50,8 @@ METHOD = (
     "mean forecast, RMSE to a float64 upstream-eager reference over max(2x eager's own error, error of eager with "
     "inputs moved by one ulp); one series again after another, after other shapes, after an exception, after a break, "
     "after and during a drawn number of forecasts, with the clocks a year on, after sampling, in a second thread, in "
-    "two at once, in the tensors of another, and as handed out before another was forecast, exactly; the caller's "
-    "series and random state left alone; also with one thread more, with nothing announced, and by forecast() with "
+    "the tensors of another, and as handed out before another was forecast, exactly; in two threads at once; the "
+    "caller's series and random state left alone; also with one thread more, with nothing announced, and by forecast() with "
     "its defaults; past the announced lengths an error is an answer, a wrong number is not; of NaN under the mask an "
     "answer is an error, NaN, eager's forecast with zeros there, or what eager makes of it without torch's checks; "
     "samples by their places in the distributions that eager gives them, with one false alarm in a million cells, "
@@ -217,12 +217,15 @@ def _compare_repeated(
 def _compare_at_once(
     first: Scenario, far: Tensor | None, reference: Reference, asked: CandidateAsked
 ) -> list[Comparison]:
-    """Hold what two threads were answered at the same time against the same forecasts alone; both may be refused."""
+    """Hold what two threads were answered at the same time against the same forecasts alone; both may be refused.
+
+    Dynamo may run a function eager for one thread while it compiles for the other: both may round as far as is allowed.
+    """
     if far is None or not len(far):
         refused = bool(asked.two_at_once_refused)
         return [] if refused else [Comparison(first.name, TWO_AT_ONCE, math.inf, 0.0, math.inf, told="no answer")]
     error = float(far.max()) if far.isfinite().all() else math.inf
-    limit = 0.0 if reference.truth.device.type == "cpu" else _limit("mean_forecast", reference)
+    limit = 2.0 * _limit("mean_forecast", reference)
     return [Comparison(first.name, TWO_AT_ONCE, error, limit, ratio_to_limit(error, limit), told=f"{len(far)} of them")]
 
 
