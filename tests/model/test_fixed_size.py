@@ -23,6 +23,7 @@ from toto_compat.contract.request import (  # noqa: E402
     Workload,
 )
 from toto_compat.errors import InputError  # noqa: E402
+from toto_compat.model import static_graphs  # noqa: E402
 from toto_compat.model.backbone import build_backbone  # noqa: E402
 from toto_compat.model.binding import bind  # noqa: E402
 from toto_compat.model.bound import CompileSpec  # noqa: E402
@@ -118,6 +119,42 @@ def test_every_batch_up_to_the_announced_one_is_forecast_without_another_bucket(
         assert samples.shape == (batch, 2, 16, 6)
         if batch * 3 <= 8:
             assert sorted(shapes_of(static)) == [(1, 2, 16), (8, 2, 16)]
+
+
+def test_rows_that_would_hold_too_much_are_decoded_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows of two variates weigh 64 KB here: six of them are decoded in three turns of one step."""
+    backbone, series = Small().build(), series_of()
+    whole, in_turns = (StaticModel(backbone, None, max_patches=12, batch_sizes=(2, 6)) for _ in range(2))
+    truth = series_of(batch=6).inputs[..., :24]
+    drawn_whole = drawn(whole, series, 6)
+    forced_whole = whole.teacher_forced(series, truth)
+    mean_whole = whole.generate_mean(series_of(batch=6), 24)
+    monkeypatch.setattr(static_graphs, "_MOST_STEP_BYTES", 2 * 2 * 16 * 2 * 2 * 32 * 8)
+    drawn_in_turns = drawn(in_turns, series, 6)
+    assert [shape.batch for shape in in_turns._buckets.steps()] == [2]
+    assert agree(in_turns.generate_mean(series_of(batch=6), 24), mean_whole)
+    for ours, theirs in zip(in_turns.teacher_forced(series, truth), forced_whole, strict=True):
+        assert all(agree(ours[name], theirs[name]) for name in theirs)
+    in_turns.generate_samples(series, 24, num_samples=7, samples_per_batch=7)  # more than anybody announced
+    assert [shape.batch for shape in in_turns._buckets.steps()] == [2]
+    # the first patch is drawn for all samples at once; of the later ones every row has draws of its own
+    assert torch.equal(drawn_in_turns[:, :, :8], drawn_whole[:, :, :8])
+    assert drawn_in_turns.shape == drawn_whole.shape
+    assert len(drawn_in_turns[..., 8:, :].flatten().unique()) == drawn_in_turns[..., 8:, :].numel()
+
+
+def test_toto_ts_random_stream_takes_all_rows_of_a_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, series = Small().build(), series_of()
+    static = StaticModel(backbone, None, max_patches=12, batch_sizes=(6,), draws="toto-ts")
+    before = drawn(static, series, 3)
+    static._buckets.clear()
+    monkeypatch.setattr(static_graphs, "_MOST_STEP_BYTES", 1)
+    assert torch.equal(drawn(static, series, 3), before)
+
+
+def drawn(model: StaticModel, series: Any, samples_per_batch: int) -> Any:
+    torch.manual_seed(3)
+    return model.generate_samples(series, 24, num_samples=2 * samples_per_batch, samples_per_batch=samples_per_batch)
 
 
 def test_a_forecast_of_one_patch_makes_no_decode_step() -> None:

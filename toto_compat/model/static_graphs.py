@@ -5,6 +5,7 @@ from math import ceil
 from typing import Any
 
 import torch
+from toto.model.attention import AttentionAxis
 from toto.model.backbone import TotoBackbone
 
 from toto_compat.caches.fixed_size import FixedSizeKVCache
@@ -35,6 +36,10 @@ DRAWS = (DIRECT, TOTO_TS)
 # A context this many times shorter than the room there is gets a pass of its own: on `base`, 16 patches in a room for
 # 64 take twice as long as in one for 16 (torch 2.13.0, CPU).
 _WORTH_A_PASS = 4
+# What a decode step may hold of keys and values: 148 rows of `base` at 16 patches, which weigh 1.1 MB each. More rows
+# are decoded in several turns of one step: buffers for 384 of them are as large as two thirds of the model, and a step
+# of 128 takes a third of the time (`base`, CPU, torch 2.13.0), since it multiplies and no longer waits for weights.
+_MOST_STEP_BYTES = 160 << 20
 
 
 class NotCoveredError(TypeError):
@@ -75,6 +80,8 @@ class StaticGraphs:
         self.compiled = compile_spec is not None
         self.draws = draws or DIRECT
         self.observer: StepObserver | None = None
+        over_time = sum(layer.attention_axis == AttentionAxis.TIME for layer in backbone.transformer.layers)
+        self._values_a_slot = 2 * over_time * backbone.embed_dim  # keys and values of one patch
         self._compile_spec = compile_spec
         self._max_patches, self._max_context = max_patches or 0, max_context or 0
         self._batch_sizes = tuple(sorted(set(batch_sizes)))
@@ -122,8 +129,9 @@ class StaticGraphs:
             if own.patches * _WORTH_A_PASS <= longest.patches:
                 self._take(own, announced=True)
         if self._max_patches - (self._max_context or self._max_patches - 2) > 1:
-            for batch in self._batch_sizes:
-                self._take(StepShape(batch, variates, self._capacity(self._max_patches), mixed), announced=True)
+            capacity = self._capacity(self._max_patches)
+            for batch in self._announced_batches(variates, capacity, mixed):
+                self._take(StepShape(batch, variates, capacity, mixed), announced=True)
 
     def _pass_shape(self, length: int, variates: int, series: int, *, whole: bool) -> PassShape:
         room = room_for(length) if self.compiled else length * series  # eager, no shape costs anything
@@ -162,24 +170,38 @@ class StaticGraphs:
 
     def _rows_at_once(self, rows: int, unit: int, variates: int, steps: int, patches: int) -> int:
         """Tell how many rows to decode together, a multiple of `unit`: all, or what an announced batch holds."""
-        capacity = steps // self.patch_size + patches
-        fitting = self._fitting(variates, capacity)
-        usable = [batch for batch in fitting if batch in self._batch_sizes and batch >= unit]
-        if not usable or rows > max(usable):
-            return rows
-        return min(rows, cheapest_batch(rows, usable) // unit * unit)
-
-    def _fitting(self, variates: int, patches: int) -> list[int]:
-        """Give the batches of all steps that have this shape otherwise."""
-        mixed = self._mixed()
-        return [
+        capacity, mixed = steps // self.patch_size + patches, self._mixed()
+        usable = [
             shape.batch
             for shape in self._buckets.steps()
-            if shape.variates == variates
-            and shape.capacity >= patches
-            and shape.mixed == mixed
+            if (shape.variates, shape.mixed) == (variates, mixed)
+            and shape.capacity >= capacity
             and self._buckets.allows(shape.batch)
+            and self._was_announced(shape)
+            and shape.batch >= unit
         ]
+        if usable and rows <= self._batch_sizes[-1]:
+            return min(rows, cheapest_batch(rows, usable) // unit * unit)
+        return min(rows, ceil(self._step_batch(rows, variates, self._capacity(capacity), mixed) / unit) * unit)
+
+    def _step_batch(self, rows: int, variates: int, capacity: int, mixed: torch.dtype | None) -> int:
+        """Give the batch of a step that decodes so many rows: all at once, or in even turns where they would hold much.
+
+        toto-ts's random stream goes over all rows of a batch patch by patch: there is no taking turns then.
+        """
+        if self.draws == TOTO_TS:
+            return rows
+        of_each = (mixed or self.backbone.unembed.weight.dtype).itemsize
+        held = rows * variates * capacity * self._values_a_slot * of_each
+        return ceil(rows / ceil(held / _MOST_STEP_BYTES))
+
+    def _announced_batches(self, variates: int, capacity: int, mixed: torch.dtype | None) -> tuple[int, ...]:
+        """Give the batches of the steps that decode what was announced, each once."""
+        batches = (self._step_batch(batch, variates, capacity, mixed) for batch in self._batch_sizes)
+        return tuple(dict.fromkeys(batches))
+
+    def _was_announced(self, shape: StepShape) -> bool:
+        return shape.batch in self._announced_batches(shape.variates, shape.capacity, shape.mixed)
 
     def _bucket(self, batch: int, variates: int, patches: int) -> Bucket:
         """Find a decode step for these rows: one that fits, an announced one that holds them, or one of its own."""
@@ -198,7 +220,7 @@ class StaticGraphs:
 
     def _fits(self, shape: StepShape, batch: int, variates: int, patches: int) -> bool:
         # padding rows costs less than a compile, and what was announced is there to be used
-        rows_fit = batch <= shape.batch and (shape.batch <= 2 * batch or shape.batch in self._batch_sizes)
+        rows_fit = batch <= shape.batch and (shape.batch <= 2 * batch or self._was_announced(shape))
         return rows_fit and shape.variates == variates and shape.capacity >= patches
 
     def _capacity(self, patches: int) -> int:

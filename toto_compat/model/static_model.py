@@ -59,13 +59,18 @@ class StaticModel(StaticGraphs):
 
         `truth` has as many rows as the context has series, or a multiple: then each series serves several rows.
         """
-        patches, copies = truth.shape[-1] // self.patch_size, len(truth) // len(context.inputs)
+        patches, (contexts, variates, _) = truth.shape[-1] // self.patch_size, context.inputs.shape
+        copies = len(truth) // contexts
         with self._one_forecast(context, patches):
             if copies > 1:
-                return self._forced(context, truth, patches)
-            parts = [
-                self._forced(context.part(part), truth[part], patches) for part in self._in_batches(context, patches)
-            ]
+                at_once = contexts * self._samples_at_once(contexts, variates, context, patches, copies)
+                turns = [truth[begin : begin + at_once] for begin in range(0, len(truth), at_once)]
+                parts = [self._forced(context, turn, patches) for turn in turns]
+            else:
+                parts = [
+                    self._forced(context.part(part), truth[part], patches)
+                    for part in self._in_batches(context, patches)
+                ]
         return [
             {name: torch.cat([part[index][name] for part in parts]) for name in parts[0][index]}
             for index in range(patches)
