@@ -77,7 +77,7 @@ class Suite(Table):
     EQUIVALENCE = (
         "equivalence",
         SuiteRule(
-            version=5,
+            version=6,
             runners={
                 Group.REFERENCE: "equivalence.reference:run_reference",
                 Group.CANDIDATE: "equivalence.candidate:run_candidate",

@@ -30,6 +30,11 @@ def uniform(seed: int, rows: int = 32, points: int = 320) -> Tensor:
     return torch.rand(rows, 1, points, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def signed_anew(below: Tensor) -> Tensor:
+    """As far from the middle as before, on either side by chance."""
+    return torch.where(uniform(2, *below.shape[::2]) < 0.5, below, 1.0 - below)
+
+
 def test_right_draws_raise_no_alarm_in_two_hundred_cells() -> None:
     assert max(max(ratios(uniform(seed)).values()) for seed in range(200)) <= 1.0
 
@@ -52,10 +57,18 @@ def test_right_draws_raise_no_alarm_in_two_hundred_cells() -> None:
         ("above the highest 0.01", lambda u: u.clamp_max(0.99)),
         ("rows and rounds", lambda u: torch.cat([u[:16], u[:16]])),
         ("neighbouring points", lambda u: u.sort(dim=-1).values),
+        ("rows and rounds, either side", lambda u: torch.cat([u[:16], signed_anew(u[:16])])),
+        ("neighbouring points, either side", lambda u: signed_anew(u.sort(dim=-1).values)),
+        ("patches, either side", lambda u: signed_anew(u[..., :32].repeat(1, 1, 10))),
     ],
 )
 def test_what_is_wrong_with_draws_is_named(name: str, spoil: Callable[[Tensor], Tensor]) -> None:
     assert ratios(spoil(uniform(1)))[name] > 1.0
+
+
+def test_of_two_rows_what_is_shared_but_for_the_sign_is_seen_by_one_test_alone() -> None:
+    below = torch.cat([uniform(1), signed_anew(uniform(1)[:1])])
+    assert [name for name, ratio in ratios(below).items() if ratio > 1.0] == ["rows and rounds, either side"]
 
 
 def test_the_false_alarms_of_anderson_and_darling_are_no_more_than_said() -> None:

@@ -84,18 +84,26 @@ def scores(below: Tensor) -> Tensor:
     return torch.from_numpy(special.ndtri(below.clamp(1e-12, 1 - 1e-12).numpy()))
 
 
+def folded_scores(below: Tensor) -> Tensor:
+    """How far from the middle of its distribution each point lies, as a standard normal distribution has it.
+
+    Draws that share this and differ by their sign are not independent, and do not correlate.
+    """
+    return scores((2.0 * below - 1.0).abs())
+
+
 def findings(
     below: Tensor, *, patch_size: int, series: int = 1, round_rows: int = 0, drawings: int = 1
 ) -> list[Finding]:
-    """Test that places are uniform and independent over points, patches, variates, rows and rounds.
+    """Test that places are uniform and independent over points, patches, variates, rows and rounds; what must be
+    independent also by its distance from the middle alone.
 
     `series` is how many series stand behind the rows, in turn; `round_rows` how many rows a round of sampling has, 0
     if not all of them are here; `drawings` how many of these are made of a cell.
     """
     rows, variates, steps = below.shape
-    normal = scores(below)
+    normal, folded = scores(below), folded_scores(below)
     patches = normal.split(patch_size, dim=-1)
-    whole = [patch for patch in patches if patch.shape[-1] == patch_size]
     of_each_series = [normal[number::series, variate] for number in range(series) for variate in range(variates)]
     places_ = {" of a patch": patches, " of a series and variate": of_each_series}
     # a point of a series with all its draws: what is off one way here and the other way there is level on the whole
@@ -108,14 +116,14 @@ def findings(
         _spreads("spreads of points", points),
         _spreads("spreads of rows", normal.reshape(rows, -1)),
         *_of_each_row_of_a_round(normal.reshape(rows, -1), round_rows),
-        _together("neighbouring points", normal[..., 1:], normal[..., :-1]),
-        # noise that comes again from step to step, as a random state that a graph replays would give
-        *(_together("patches", one, other) for one, other in combinations(whole, 2)),
-        *(_together("variates", normal[:, one], normal[:, other]) for one, other in combinations(range(variates), 2)),
+        *_apart(normal, patch_size, ""),
+        *_apart(folded, patch_size, ", either side"),
     ]
     found = _worst_of_each(scored, drawings)
     if rows > 1 and variates * steps >= _FEWEST_POINTS:
-        found.append(_found(_rows_apart(normal.reshape(rows, -1)), drawings * rows * (rows - 1) // 2))
+        pairs = rows * (rows - 1) // 2
+        for scored_, side in ((normal, ""), (folded, ", either side")):
+            found.append(_found(_rows_apart(scored_.reshape(rows, -1), side), drawings * 2 * pairs))
     return found
 
 
@@ -271,15 +279,27 @@ def _together(test: str, one: Tensor, other: Tensor) -> _Scored:
     return _Scored(test, _chance_of_correlation(correlation, count), f"correlation {correlation:+.3f}")
 
 
+def _apart(normal: Tensor, patch_size: int, side: str) -> list[_Scored]:
+    """Points next to each other, patches and variates, none of which may follow another."""
+    whole = [patch for patch in normal.split(patch_size, dim=-1) if patch.shape[-1] == patch_size]
+    variates = normal.unbind(dim=1)
+    return [
+        _together(f"neighbouring points{side}", normal[..., 1:], normal[..., :-1]),
+        # noise that comes again from step to step, as a random state that a graph replays would give
+        *(_together(f"patches{side}", one, other) for one, other in combinations(whole, 2)),
+        *(_together(f"variates{side}", one, other) for one, other in combinations(variates, 2)),
+    ]
+
+
 def _chance_of_correlation(correlation: float, points: int) -> float:
     """Of two rows of normal scores that know nothing of each other: Student's t, exactly."""
     size = min(abs(correlation), 1 - 1e-12)
     return 2.0 * float(stats.t.sf(size * ((points - 2) / (1 - size**2)) ** 0.5, points - 2))
 
 
-def _rows_apart(vectors: Tensor) -> _Scored:
+def _rows_apart(vectors: Tensor, side: str = "") -> _Scored:
     """No two rows, of one round, of two or of two seeds, may know of each other."""
     worst = float(torch.corrcoef(vectors).fill_diagonal_(0.0).abs().max())
     return _Scored(
-        "rows and rounds", _chance_of_correlation(worst, vectors.shape[1]), f"largest correlation {worst:.3f}"
+        f"rows and rounds{side}", _chance_of_correlation(worst, vectors.shape[1]), f"largest correlation {worst:.3f}"
     )

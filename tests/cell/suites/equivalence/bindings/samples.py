@@ -164,6 +164,31 @@ class OneNoiseForAllVariates(DrawsItself):
         return lambda: torch.rand(shape[0], 1, shape[2], dtype=torch.float64).expand(shape)
 
 
+class OneDistanceForTwoRows(DrawsItself):
+    """The last row of a round lies as far from the middle as the first, on either side by chance."""
+
+    def noise(self, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        def drawn() -> Tensor:
+            noise = torch.rand(shape, dtype=torch.float64)
+            noise[-1] = torch.where(torch.rand(shape[1:]) < 0.5, noise[0], 1 - noise[0])
+            return noise
+
+        return drawn
+
+
+class OneDistanceForNeighbours(DrawsItself):
+    """One point of eight lies as far from the middle as the one before it, on either side by chance."""
+
+    def noise(self, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        def drawn() -> Tensor:
+            noise = torch.rand(shape, dtype=torch.float64)
+            before = noise[..., ::8]
+            noise[..., 1::8] = torch.where(torch.rand(before.shape) < 0.5, before, 1 - before)
+            return noise
+
+        return drawn
+
+
 class DrawsNormally(DrawsItself):
     """Draws from a normal distribution with the mixture's own mean and spread."""
 
