@@ -1,6 +1,7 @@
 """The comparison on the real tiny model: limits that eager itself sets, faults that show."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from toto_compat.cell.suites.equivalence.compare import (
     equivalence_figure,
     errors_between,
 )
-from toto_compat.cell.suites.equivalence.comparison import Comparison, Errors
+from toto_compat.cell.suites.equivalence.comparison import Comparison, Errors, sizes_of
 from toto_compat.cell.suites.equivalence.reference import Reference, quantities, reference_on, run_reference
-from toto_compat.cell.suites.equivalence.scenarios import Scenario, pair_of, scenarios_of, series_of
+from toto_compat.cell.suites.equivalence.scenarios import SIZES, Scenario, pair_of, scenarios_of, series_of
 from toto_compat.cell.switches import numerics
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.request import CellProfile, Workload
@@ -146,6 +147,32 @@ def test_not_a_number_is_infinitely_wrong() -> None:
 
 def test_another_shape_is_infinitely_wrong() -> None:
     assert errors_between(torch.zeros(2, 3), torch.zeros(3, 2)).max == math.inf
+
+
+@pytest.mark.parametrize("name", ["mean_forecast", "forecast().mean"])
+def test_a_small_variate_beside_a_large_one_counts_as_much(name: str) -> None:
+    exact = {name: torch.tensor([[[1.0, 2.0], [1e7, 2e7], [0.0, 0.0]]], dtype=torch.float64)}
+    nudged = {name: exact[name] * (1 + 1e-6)}
+    reference = Reference(torch.ones(1), exact, nudged, (nudged,))
+    for factor, right in ((1 + 1.9e-6, True), (1.1, False)):
+        for variate in (0, 1):
+            answer = {name: exact[name].clone()}
+            answer[name][:, variate] *= factor
+            [compared] = compare("s", answer, reference)
+            assert (compared.ratio <= 1.0) is right
+
+
+def test_parameters_are_those_of_scaled_values_whatever_the_size_of_a_variate() -> None:
+    """They need not be divided by anything: a variate of 1e7 has parameters as large as one of 1."""
+    trial = trial_of("upstream")
+    (scenario,) = [one for one in scenarios_of(trial.workload) if one.kind == SIZES]
+    eager = trial.eager()
+    asked = scenario, replace(scenario, kind="ordinary")
+    found = [series_of(trial, one, eager.patch_size) for one in asked]
+    [one], [ordinary] = (eager.teacher_forced(series, series.truth[..., :32]) for series in found)
+    assert float(found[0].inputs.abs().max()) > 1e6 * float(found[1].inputs.abs().max())
+    for name in ("df", "loc", "scale"):
+        assert 0.5 < float(sizes_of(one[name]).mean() / sizes_of(ordinary[name]).mean()) < 2.0
 
 
 def test_errors_are_what_they_are_called() -> None:

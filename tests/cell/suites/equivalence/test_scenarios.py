@@ -10,6 +10,7 @@ from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.scenarios import (
     KINDS,
+    SIZES,
     all_scenarios,
     as_a_user_gives_it,
     drawings_of,
@@ -79,6 +80,14 @@ def test_a_longer_context_ends_as_the_longest_one() -> None:
     assert torch.equal(series.timestamp_seconds[..., -8 * 32 :], longest.timestamp_seconds)
 
 
+def test_variates_of_many_sizes_lie_beside_each_other_in_every_row() -> None:
+    trial = trial_of("upstream")
+    (scenario,) = [one for one in all_scenarios(trial) if one.kind == SIZES]
+    largest = series_of(trial, scenario, 32).inputs.abs().amax(-1)
+    assert bool((largest.amax(1) > 1e5 * largest.amin(1)).all())
+    assert bool((largest.amax(0) > 1e5 * largest.amin(0)).all())
+
+
 def test_a_user_gives_less_than_whole_patches() -> None:
     trial = trial_of("upstream")
     series = series_of(trial, through_forecast(trial.workload), 32)
@@ -142,4 +151,5 @@ def test_a_cell_that_cannot_pass_is_asked_what_was_announced_and_says_so(tmp_pat
     assert {one for one in every if not one.past_the_announced} <= set(asked.scenarios)
     assert asked.scenarios[:2] == all_scenarios(session.trial)[:2]
     assert asked.drawings[:2] == drawings_of(session.trial, 2)[:2]
-    assert sum(one.name.endswith("as announced") for one in asked.scenarios) == len(KINDS) - 1
+    alone = workload.batch * workload.variates == 1  # of one variate there are no sizes to differ
+    assert sum(one.name.endswith("as announced") for one in asked.scenarios) == len(KINDS) - 1 - alone

@@ -194,11 +194,13 @@ def test_a_wrong_binding_is_seen_where_it_is_wrong(judge: Judge, binding: type[H
         (kinds.EmptyPatchesOnlyBefore, "gaps"),
         (kinds.ReadsMasksAsTheyLie, "not contiguous"),
         (kinds.FloorsTheScale, "constant"),
-        (kinds.CutsLargeValues, ("large", "level")),
+        (kinds.CutsLargeValues, ("large", "level", "of many sizes")),
         (kinds.LosesSmallValues, "small"),
         (kinds.CutsASpike, "one spike"),
         (kinds.ReadsMemoryAsItLies, "not contiguous"),
         (kinds.FillsGapsWithTheMean, "nan under the mask"),
+        (kinds.SmallBesideLargeIsWrong, "of many sizes"),
+        (kinds.SmallRowBesideALargeOneIsWrong, "of many sizes"),
     ],
 )
 def test_a_series_of_a_kind_is_the_only_place_where_it_is_seen(
@@ -207,6 +209,21 @@ def test_a_series_of_a_kind_is_the_only_place_where_it_is_seen(
     red = red_in(judge(binding).evidence)
     assert red
     assert all(where.startswith(only) for where in red), red
+
+
+@pytest.mark.parametrize(
+    ("binding", "seen_by"),
+    [
+        (samples.OneDistanceForTwoRows, "rows and rounds, either side"),
+        (samples.OneDistanceForNeighbours, "neighbouring points, either side"),
+    ],
+)
+def test_what_draws_share_but_for_the_sign_is_seen_by_nothing_else(
+    judge: Judge, binding: type[Honest], seen_by: str
+) -> None:
+    red = red_in(judge(binding).evidence)
+    assert any(where.endswith(seen_by) for where in red)
+    assert all(where.endswith("either side") for where in red), red
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from toto_compat.cell.session import Session
+from toto_compat.cell.suites.equivalence.comparison import sizes_of
 from toto_compat.cell.suites.equivalence.exchange import Tensors, load_tensors, save_tensors
 from toto_compat.cell.suites.equivalence.reference import parts_of, truths_file
 from toto_compat.cell.suites.equivalence.scenarios import (
@@ -57,7 +58,7 @@ FEWEST_FORECASTS = 150
 FORECASTS_AN_ITERATION = 50
 TOLD_NOTHING = "mean_forecast_told_nothing"
 WRITTEN_OVER = "again_in_the_tensors_of_another"
-TWO_AT_ONCE = "two_at_once"  # [forecast]: how far it is from the same forecast alone, RMSE
+TWO_AT_ONCE = "two_at_once"  # [forecast]: how far it is from the same forecast alone, RMSE over its size
 FORECASTS_AT_ONCE = 20
 UNSEEDED, UNSEEDED_HELD, UNSEEDED_NEXT = "unseeded", "unseeded, held", "unseeded, the next"
 
@@ -228,7 +229,8 @@ def _two_at_once(model: BoundModel, series: tuple[Series, Series]) -> tuple[Tens
         try:
             for _ in range(FORECASTS_AT_ONCE):
                 forecast = model.generate_mean(series[number], model.patch_size)
-                far.append((forecast - alone[number]).double().square().mean().sqrt().cpu())
+                difference = (forecast - alone[number]).double() / sizes_of(alone[number])
+                far.append(difference.square().mean().sqrt().cpu())
         except BaseException as error:
             refused.append(error)
 

@@ -25,7 +25,7 @@ from toto_compat.cell.suites.equivalence.candidate import (
     drawn_by,
     samples_file,
 )
-from toto_compat.cell.suites.equivalence.comparison import Comparison, Errors
+from toto_compat.cell.suites.equivalence.comparison import Comparison, Errors, sizes_of
 from toto_compat.cell.suites.equivalence.drawn import compare_samples
 from toto_compat.cell.suites.equivalence.exchange import load_tensors
 from toto_compat.cell.suites.equivalence.reference import Reference, load_references, quantities
@@ -47,8 +47,9 @@ from toto_compat.model.bound import BoundModel, WholeModel
 
 METHOD = (
     "distribution parameters under teacher forcing (upstream eager's own forecast fed to all) and the free-running "
-    "mean forecast, RMSE to a float64 upstream-eager reference over max(2x eager's own error, error of eager with "
-    "inputs moved by one ulp); one series again after another, after other shapes, after an exception, after a break, "
+    "mean forecast (each series and variate over its own size), RMSE to a float64 upstream-eager reference over max(2x "
+    "eager's own error, error of eager with inputs moved by one ulp); one series again after another, after other "
+    "shapes, after an exception, after a break, "
     "after and during a drawn number of forecasts, with the clocks a year on, after sampling, in a second thread, in "
     "the tensors of another, and as handed out before another was forecast, exactly; in two threads at once; the "
     "caller's series and random state left alone; also with one thread more, with nothing announced, and by "
@@ -61,6 +62,8 @@ METHOD = (
 )
 # Twice: a compiled kernel adds in another order than eager does, which is as right as eager's. This project's choice.
 EAGERS_OWN_ERRORS = 2.0
+# In the series' own units, each in those of its own series and variate; parameters are those of scaled values.
+IN_UNITS_OF_THE_SERIES = ("mean_forecast", "forecast().mean")
 CONTROL = CacheRequest(name="sabotaged:position_off_by_one", source="builtin")
 
 
@@ -146,7 +149,7 @@ def compare(scenario: str, candidate: Mapping[str, Tensor], reference: Reference
 def _compared(
     scenario: str, name: str, candidate: Tensor | None, reference: Reference, *, asked: str = ""
 ) -> Comparison:
-    error = errors_between(candidate, reference.exact[name]).rmse if candidate is not None else math.inf
+    error = _distance(name, candidate, reference) if candidate is not None else math.inf
     limit = _limit(name, reference)
     return Comparison(
         scenario=scenario,
@@ -160,12 +163,26 @@ def _compared(
     )
 
 
-def _limit(name: str, reference: Reference) -> float:
-    def distance(other: Mapping[str, Tensor]) -> float:
-        # RMSE: the largest of thousands of rounding errors swings by itself, and a wrong value shows here all the same
-        return errors_between(other[name], reference.exact[name]).rmse
+def _distance(name: str, values: Tensor, reference: Reference) -> float:
+    """RMSE to the float64 reference.
 
-    return max(EAGERS_OWN_ERRORS * distance(reference.eager), *map(distance, reference.nudged))
+    The largest of thousands of rounding errors swings by itself, and a wrong value shows in RMSE all the same.
+    """
+    exact = reference.exact[name]
+    if values.shape != exact.shape:
+        return math.inf
+    sizes = _sizes(name, exact)
+    return errors_between(values.double() / sizes, exact / sizes).rmse
+
+
+def _sizes(name: str, exact: Tensor) -> Tensor:
+    """What errors are divided by before they are pooled: a variate of 1e7 would hide whatever is wrong in one of 1."""
+    return sizes_of(exact) if name in IN_UNITS_OF_THE_SERIES else torch.ones_like(exact)
+
+
+def _limit(name: str, reference: Reference) -> float:
+    own, *nudged = (_distance(name, other[name], reference) for other in (reference.eager, *reference.nudged))
+    return max(EAGERS_OWN_ERRORS * own, *nudged)
 
 
 def compared_under_nan(scenario: str, name: str, candidate: Tensor | None, reference: Reference) -> Comparison:
@@ -176,9 +193,10 @@ def compared_under_nan(scenario: str, name: str, candidate: Tensor | None, refer
     if candidate is None or candidate.shape != exact.shape:
         error = math.inf
     else:
-        numbers = candidate.isfinite()
+        numbers, sizes = candidate.isfinite(), _sizes(name, exact)
         allowed = [exact, unchecked] if torch.equal(numbers, unchecked.isfinite()) else [exact]
-        error = min(errors_between(candidate[numbers], one[numbers]).rmse for one in allowed) if numbers.any() else 0.0
+        scaled = (candidate / sizes)[numbers]
+        error = min(errors_between(scaled, (one / sizes)[numbers]).rmse for one in allowed) if len(scaled) else 0.0
     return Comparison(scenario, name, error, limit, ratio_to_limit(error, limit), elements=exact.numel())
 
 
@@ -235,7 +253,7 @@ def _compare_many(first: Scenario, many: Tensor | None, reference: Reference) ->
     if many is None or len(many) < 4 or not many.isfinite().all():
         return Comparison(first.name, MANY, math.inf, 0.0, math.inf, told="no answer, or not a finite one")
     series = many.unflatten(0, (-1, 2))
-    error = float((series[1:] - series[:1]).abs().max())
+    error = float(((series[1:] - series[:1]) / sizes_of(series[:1])).abs().max())
     # a device that does not repeat exactly: eager's own noise
     limit = 0.0 if many.device.type == "cpu" else _limit("mean_forecast", reference)
     return Comparison(first.name, MANY, error, limit, ratio_to_limit(error, limit), told=f"{len(many)} forecasts")

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Errors:
@@ -23,3 +25,9 @@ class Comparison:
     to_eager: Errors | None = None
     elements: int = 0
     told: str = ""
+
+
+def sizes_of(forecast: Tensor) -> Tensor:
+    """How large a forecast is, RMS over time, for each series and variate; 1 where it is nothing but zeros."""
+    sizes = forecast.double().square().mean(dim=-1, keepdim=True).sqrt()
+    return sizes.masked_fill(sizes == 0.0, 1.0)

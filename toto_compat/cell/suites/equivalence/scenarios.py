@@ -23,6 +23,8 @@ MOST_ROUNDS = 256  # that they are drawn in: fewer rows where samples are drawn 
 ROWS_OF_LOW_PRECISION = 256  # where parameters are right to two or three digits, more would see their rounding
 _BETWEEN_SEEDS = 1000
 _OF_SEVERAL_ROWS = "rows_with_groups_of_their_own"
+SIZES = "of_many_sizes"
+_SIZES = (1.0, 1e7, 1e3)  # not less than 1: the model's smallest scale, a tenth, is added to less
 _MOST_CONTEXTS = 8  # of one patch after the other that a forecast of one patch is tried after
 _MOST_ROWS_ON_MORE_THREADS = 128
 _GROUPS = ((0, 3, 0), (0, 1, 2), (1, 1, 0))  # apart from each other, of three kinds, together; any numbers are ids
@@ -110,7 +112,7 @@ def scenarios_of(workload: Workload, sampled_rows: tuple[int, ...] = ()) -> tupl
     kinds += [
         Scenario(f"{kind.replace('_', ' ')}, as announced", shortest, min(3, horizon), *own_shape, kind=kind)
         for kind in KINDS
-        if kind != _OF_SEVERAL_ROWS
+        if kind != _OF_SEVERAL_ROWS and (kind != SIZES or workload.batch * workload.variates > 1)
     ]
     return (*lengths, *mixes, *kinds)
 
@@ -461,6 +463,14 @@ def _level(series: Series, _patch_size: int) -> Series:
     return replace(series, inputs=torch.where(series.padding_mask, series.inputs + 2e4, 0.0))
 
 
+def _of_many_sizes(series: Series, _patch_size: int) -> Series:
+    """One variate is a ratio, the next one counts bytes; the rows begin with another one each."""
+    batch, variates, _ = series.inputs.shape
+    number = torch.arange(batch).view(-1, 1, 1) + torch.arange(variates).view(1, -1, 1)
+    sizes = torch.tensor(_SIZES)[number % len(_SIZES)].to(series.inputs)
+    return replace(series, inputs=series.inputs * sizes)
+
+
 KINDS: Mapping[str, Callable[[Series, int], Series]] = {
     "constant": _constant,
     "large": _large,
@@ -472,6 +482,7 @@ KINDS: Mapping[str, Callable[[Series, int], Series]] = {
     "not_contiguous": _not_contiguous,
     "gaps": _gaps,
     LEVEL: _level,
+    SIZES: _of_many_sizes,
 }
 # Of these upstream eager gives no draws, or in single precision none whose places are uniform.
 NOT_SAMPLED = (NAN_UNDER_THE_MASK, LEVEL)

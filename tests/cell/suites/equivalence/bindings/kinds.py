@@ -136,6 +136,24 @@ class ReadsMasksAsTheyLie(Honest):
         return replace(series, padding_mask=lying)
 
 
+class SmallBesideLargeIsWrong(Honest):
+    """A variate that is small beside another one of its series is forecast a tenth too high."""
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        sizes = series.inputs.nan_to_num().abs().amax(-1, keepdim=True)
+        small = sizes < 1e-5 * sizes.amax(1, keepdim=True)
+        return super().generate_mean(series, horizon_steps) * torch.where(small, 1.1, 1.0)
+
+
+class SmallRowBesideALargeOneIsWrong(Honest):
+    """The same of rows of a batch."""
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        sizes = series.inputs.nan_to_num().abs().amax(-1, keepdim=True)
+        small = sizes < 1e-5 * sizes.amax(0, keepdim=True)
+        return super().generate_mean(series, horizon_steps) * torch.where(small, 1.1, 1.0)
+
+
 class SamplesOddSeriesWrong(Honest):
     """Right in means and parameters; what it samples of odd series is wrong."""
 
