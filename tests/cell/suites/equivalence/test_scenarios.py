@@ -124,6 +124,7 @@ def test_a_cell_that_can_pass_is_asked_everything(tmp_path: Path) -> None:
     session = session_after(tmp_path, 0, Workload())
     asked = what_is_asked(session)
     assert (asked.scenarios, asked.drawings) == (all_scenarios(session.trial), drawings_of(session.trial, 2))
+    assert [one.scenario.other_weights for one in asked.second_model] == [True]
     assert asked.left_out == ""
 
 
@@ -143,7 +144,8 @@ def test_a_cell_that_cannot_pass_is_asked_what_was_announced_and_says_so(tmp_pat
     shapes = {(one.batch, one.variates, one.groups) for one in asked.scenarios}
     assert shapes <= {(batch, workload.variates, workload.groups) for batch in rows}
     assert {one.scenario.batch * one.per_batch for one in asked.drawings} <= rows
-    assert not any(one.past_the_announced or one.more_threads for one in asked.scenarios)
+    assert not any(one.past_the_announced or one.more_threads or one.other_weights for one in asked.scenarios)
+    assert asked.second_model == ()
     assert not any(one.scenario.name.startswith("many") for one in asked.drawings)
     assert "recompiles is 22" in asked.left_out
     # every length, horizon and kind of series at the announced shape stays

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.cell.small_trials import TWO_LAYERS, UNLOWERED, trial_of
-from tests.cell.suites.equivalence.bindings import announced, callers, entry, histories, kinds, samples
+from tests.cell.suites.equivalence.bindings import announced, callers, entry, histories, kinds, samples, two_models
 from tests.cell.suites.equivalence.bindings.honest import Honest
 from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
@@ -113,6 +113,8 @@ def red_in(evidence: SuiteEvidence) -> list[str]:
         announced.RefusesWhatIsLonger,
         kinds.FillsGapsWithZeros,
         kinds.AnswersGapsWithNan,
+        kinds.AnswersNanAsEagerUnchecked,
+        kinds.AnswersNanWithNan,
         samples.DrawsOtherwise,
         samples.DrawsItself,
     ],
@@ -198,7 +200,14 @@ def test_a_wrong_binding_is_seen_where_it_is_wrong(judge: Judge, binding: type[H
         (kinds.LosesSmallValues, "small"),
         (kinds.CutsASpike, "one spike"),
         (kinds.ReadsMemoryAsItLies, "not contiguous"),
-        (kinds.FillsGapsWithTheMean, "nan under the mask"),
+        (kinds.FillsGapsWithTheMean, ("nan under the mask", "one NaN, not masked")),
+        (two_models.KeepsModelsByShape, ("other weights mean_forecast", "samples of other weights")),
+        (two_models.SamplesByTheFirstModel, "samples of other weights"),
+        (two_models.MeansByTheNewestModel, "context 4 again_beside_another_model"),
+        (two_models.SamplesWrongBeforeAMean, "samples of other weights"),
+        (kinds.TakesNanForZero, ("nothing but NaN, not masked mean", "one NaN, not masked mean")),
+        (kinds.BridgesANan, "one NaN, not masked mean"),
+        (kinds.SamplesNanAsZero, ("nothing but NaN, not masked samples", "one NaN, not masked samples")),
         (kinds.SmallBesideLargeIsWrong, "of many sizes"),
         (kinds.SmallRowBesideALargeOneIsWrong, "of many sizes"),
     ],
@@ -255,6 +264,10 @@ def test_a_right_cache_raises_no_alarm_whatever_the_seed(tmp_path: Path, cache: 
 
 
 def test_what_was_refused_is_told(judge: Judge) -> None:
+    of_nan = judge(Honest).evidence.details["nan_refused"]
+    assert of_nan.keys() == {
+        f"{which} NaN, not masked, {what}" for which in ("nothing but", "one") for what in ("mean", "samples")
+    }
     assert "from the thread that made me" in judge(histories.RefusesAThread).evidence.details["thread_refused"]
     refused = judge(announced.RefusesWhatIsLonger).evidence.details["refused"]
     assert "more than the 10 announced" in refused["context past the announced"]

@@ -17,11 +17,14 @@ from torch import Tensor
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.comparison import sizes_of
 from toto_compat.cell.suites.equivalence.exchange import Tensors, load_tensors, save_tensors
+from toto_compat.cell.suites.equivalence.other_weights import bound_beside
 from toto_compat.cell.suites.equivalence.reference import parts_of, truths_file
 from toto_compat.cell.suites.equivalence.scenarios import (
     Drawing,
     Scenario,
     as_a_user_gives_it,
+    asked_of_nan,
+    not_masked,
     pair_of,
     series_of,
     steps_a_user_asks_for,
@@ -49,6 +52,7 @@ AGAIN = (
     "again_in_a_thread",
     "again_after_samples",
 )
+BESIDE_ANOTHER_MODEL = "again_beside_another_model"  # where there was one
 MANY = (
     "many_forecasts"  # [forecast, batch, variate, time]: two series in turn, each must be forecast as it was at first
 )
@@ -71,6 +75,7 @@ class CandidateAsked(StrictModel):
     thread_refused: str = ""  # what it raised in a second thread, if it did
     two_at_once_refused: str = ""  # what it raised when two threads asked at the same time
     refused: dict[str, str] = Field(default={})  # scenarios that it may refuse, and what it raised there
+    nan_refused: dict[str, str] = Field(default={})  # what of NaN that is not masked, and what it raised there
 
 
 class NotItsOwnError(Exception):
@@ -115,10 +120,10 @@ def run_candidate(session: Session) -> CandidateAsked:
     again("again")
     again(HALF_A_PATCH_LESS, less=model.patch_size // 2)
     for scenario in others:
-        if not scenario.more_threads:  # last of all
+        if not scenario.more_threads and not scenario.other_weights:  # last of all
             asking.ask(scenario)
     again("again_after_other_shapes")
-    _provoke(model, series)
+    nan_refused = _provoke(trial, model, series, asking.answers)
     again("again_after_an_exception")
     _break_off(model, series, first.horizon * model.patch_size)
     again("again_after_a_break")
@@ -133,6 +138,12 @@ def run_candidate(session: Session) -> CandidateAsked:
     for scenario in others:
         if scenario.more_threads:
             asking.ask(scenario)
+    beside = [scenario for scenario in others if scenario.other_weights and asking.has_a_reference(scenario)]
+    if beside:
+        second = _second_model(trial)
+        drawn |= _drawn(trial, second, asked.second_model)  # before any mean
+        asking.ask(*beside, of=second)
+        again(BESIDE_ANOTHER_MODEL)
     # last: dynamo may have compiled otherwise meanwhile
     answers[TWO_AT_ONCE], two_at_once_refused = _two_at_once(model, (series, another))
     answers[TOLD_NOTHING] = _told_nothing(trial, series, first)
@@ -144,6 +155,7 @@ def run_candidate(session: Session) -> CandidateAsked:
         thread_refused=thread_refused,
         two_at_once_refused=two_at_once_refused,
         refused=asking.refused,
+        nan_refused=nan_refused,
     )
 
 
@@ -157,9 +169,12 @@ class _Asking:
         self._model = model
         self._truths = truths
 
-    def ask(self, scenario: Scenario) -> None:
-        trial, model = self._trial, self._model
-        if scenario.name not in self._truths or (scenario.through_forecast and forecaster_of(model) is None):
+    def has_a_reference(self, scenario: Scenario) -> bool:
+        return scenario.name in self._truths
+
+    def ask(self, scenario: Scenario, *, of: BoundModel | None = None) -> None:
+        trial, model = self._trial, of or self._model
+        if not self.has_a_reference(scenario) or (scenario.through_forecast and forecaster_of(model) is None):
             return
         series = series_of(trial, scenario, model.patch_size)
         truth = self._truths[scenario.name]["truth"].to(series.inputs.device)
@@ -242,12 +257,16 @@ def _two_at_once(model: BoundModel, series: tuple[Series, Series]) -> tuple[Tens
     return torch.stack(far) if far else torch.empty(0), telling_line(refused[0]) if refused else ""
 
 
-def _provoke(model: BoundModel, series: Series) -> None:
-    """Forecast what cannot be forecast; whether the candidate raises is its own affair."""
-    nothing = torch.full_like(series.inputs, torch.nan)
-    broken = Series(**{**vars(series), "inputs": nothing, "padding_mask": torch.ones_like(series.padding_mask)})
-    with suppress(Exception):  # the point is what comes after it
-        model.generate_mean(broken, model.patch_size)
+def _provoke(trial: Trial, model: BoundModel, series: Series, answers: Tensors) -> dict[str, str]:
+    """Ask for what cannot be forecast: NaN that no mask hides. An error is an answer: what was raised, where."""
+    raised: dict[str, str] = {}
+    for name, broken in not_masked(series, model.patch_size).items():
+        for what, ask in asked_of_nan(trial, broken, model.patch_size).items():
+            try:
+                answers.setdefault(name, {})[what] = ask(model).double()
+            except Exception as error:
+                raised[f"{name}, {what}"] = telling_line(error)
+    return raised
 
 
 def _break_off(model: BoundModel, series: Series, steps: int) -> None:
@@ -314,8 +333,24 @@ def _told_nothing(trial: Trial, series: Series, first: Scenario) -> Tensor:
         return model.generate_mean(series, first.horizon * model.patch_size).double()
 
 
+def _second_model(trial: Trial) -> BoundModel:
+    """Bind the cell's cache once more; the first model is still there, as in a service that has two checkpoints."""
+    with blaming_the_candidate():
+        return bound_beside(trial)
+
+
 def draw_samples(trial: Trial, model: BoundModel, drawings: Sequence[Drawing]) -> Tensors:
     """All drawings, the first seed of the first one twice."""
+    drawn = _drawn(trial, model, drawings)
+    for first in drawings[:1]:
+        with blaming_the_candidate():
+            [again] = drawn_by(model, trial, first, seed=first.seeds[0]).values()
+        drawn[first.scenario.name]["again"] = again
+        drawn[first.scenario.name] |= _unseeded(trial, model, first)
+    return drawn
+
+
+def _drawn(trial: Trial, model: BoundModel, drawings: Sequence[Drawing]) -> Tensors:
     drawn: Tensors = {}
     for drawing in drawings:
         if drawing.scenario.through_forecast and forecaster_of(model) is None:
@@ -324,11 +359,6 @@ def draw_samples(trial: Trial, model: BoundModel, drawings: Sequence[Drawing]) -
             with blaming_the_candidate():
                 drawn.setdefault(drawing.scenario.name, {}).update(drawn_by(model, trial, drawing, seed=seed))
         trial.quiet.give_way()
-    for first in drawings[:1]:
-        with blaming_the_candidate():
-            [again] = drawn_by(model, trial, first, seed=first.seeds[0]).values()
-        drawn[first.scenario.name]["again"] = again
-        drawn[first.scenario.name] |= _unseeded(trial, model, first)
     return drawn
 
 

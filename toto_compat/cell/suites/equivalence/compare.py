@@ -5,7 +5,7 @@ unit in the last place. The figure is the worst error over its limit.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import (
     AGAIN,
+    BESIDE_ANOTHER_MODEL,
     HALF_A_PATCH_LESS,
     MANY,
     TOLD_NOTHING,
@@ -28,11 +29,15 @@ from toto_compat.cell.suites.equivalence.candidate import (
 from toto_compat.cell.suites.equivalence.comparison import Comparison, Errors, sizes_of
 from toto_compat.cell.suites.equivalence.drawn import compare_samples
 from toto_compat.cell.suites.equivalence.exchange import load_tensors
+from toto_compat.cell.suites.equivalence.other_weights import OtherWeights
 from toto_compat.cell.suites.equivalence.reference import Reference, load_references, quantities
 from toto_compat.cell.suites.equivalence.scenarios import (
     Drawing,
     Scenario,
+    asked_of_nan,
     drawings_of,
+    not_masked,
+    of_other_weights,
     pair_of,
     series_of,
     what_is_asked,
@@ -43,7 +48,7 @@ from toto_compat.contract.request import CacheRequest
 from toto_compat.contract.result import Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.statistics import ratio_to_limit, relative_spread
 from toto_compat.contract.suites import Group, Suite
-from toto_compat.model.bound import BoundModel, WholeModel
+from toto_compat.model.bound import BoundModel, WholeModel, unchecked_distributions
 
 METHOD = (
     "distribution parameters under teacher forcing (upstream eager's own forecast fed to all) and the free-running "
@@ -51,15 +56,18 @@ METHOD = (
     "eager's own error, error of eager with inputs moved by one ulp); one series again after another, after other "
     "shapes, after an exception, after a break, "
     "after and during a drawn number of forecasts, with the clocks a year on, after sampling, in a second thread, in "
-    "the tensors of another, and as handed out before another was forecast, exactly; in two threads at once; the "
+    "the tensors of another, beside a second model, and as handed out before another was forecast, exactly; samples, "
+    "then a mean of that second model, whose weights are others; in two threads at once; the "
     "caller's series and random state left alone; also with one thread more, with nothing announced, and by "
     "forecast() with its defaults; past the announced lengths an error is an answer, a wrong number is not; of NaN "
     "under the mask an answer is an error, NaN, eager's forecast with zeros there, or what eager makes of it without "
-    "torch's checks; "
+    "torch's checks; of NaN that is not masked an error, NaN, or what eager makes of it without these checks; "
     "samples by their places in the distributions that eager gives them, with one false alarm in a million cells, "
     "and without a seed never the same twice; worst ratio; NaN is "
     "infinite"
 )
+# Of what eager makes of NaN without torch's checks, over its size: rounding is far below, any other forecast far above.
+ALIKE, ALIKE_IN_HALF_PRECISION = 1e-3, 0.1
 # Twice: a compiled kernel adds in another order than eager does, which is as right as eager's. This project's choice.
 EAGERS_OWN_ERRORS = 2.0
 # In the series' own units, each in those of its own series and variate; parameters are those of scaled values.
@@ -86,15 +94,21 @@ def run_compare(session: Session) -> SuiteEvidence:
         reference = references[first.name]
         own = answers.get(first.name, {})
         comparisons += compare_again(first, own, reference, asked)
+        if any(one.other_weights and one.name in references for one in scenarios):
+            shown = own.get("mean_forecast"), own.get(BESIDE_ANOTHER_MODEL)
+            comparisons.append(_compare_repeated(first, BESIDE_ANOTHER_MODEL, *shown, reference))
         comparisons.append(_compared(first.name, "mean_forecast", own.get(TOLD_NOTHING), reference, asked=TOLD_NOTHING))
         control = compare_control(trial, first, reference)
     if other.name in references:
         theirs = answers.get(other.name, {})
         shown = theirs.get("mean_forecast"), theirs.get(WRITTEN_OVER)
         comparisons.append(_compare_repeated(other, WRITTEN_OVER, *shown, references[other.name]))
-    eager = trial.eager()
-    assert isinstance(eager, WholeModel)
-    drawn, draws_control, seen = compare_samples(session, eager, asked, worth_asking.drawings)
+    eager = _whole(trial)
+    comparisons += compare_not_masked(trial, eager, first, answers, asked)
+    drawings, other_eager = worth_asking.drawings, None
+    if of_other_weights(trial.workload).name in references and worth_asking.second_model:
+        drawings, other_eager = (*drawings, *worth_asking.second_model), _whole(OtherWeights.of_trial(trial))
+    drawn, draws_control, seen = compare_samples(session, eager, asked, drawings, other_eager)
     controls = [control] if session.no_samples else [control, draws_control]
     return SuiteEvidence(
         suite=Suite.EQUIVALENCE,
@@ -116,6 +130,7 @@ def run_compare(session: Session) -> SuiteEvidence:
             "thread_refused": asked.thread_refused,
             "two_at_once_refused": asked.two_at_once_refused,
             "refused": asked.refused,
+            "nan_refused": asked.nan_refused,
             "forecast_entry_point": "tried" if asked.has_forecaster else "the binding has no forecaster of toto-ts's",
             "draws": asked.draws,
             "samples": session.no_samples or "compared",
@@ -123,6 +138,12 @@ def run_compare(session: Session) -> SuiteEvidence:
         },
         skipped=worth_asking.left_out,
     )
+
+
+def _whole(trial: Trial) -> WholeModel:
+    eager = trial.eager()
+    assert isinstance(eager, WholeModel)
+    return eager
 
 
 # --- parameters and means ---------------------------------------------------------------------------------------------
@@ -198,6 +219,49 @@ def compared_under_nan(scenario: str, name: str, candidate: Tensor | None, refer
         scaled = (candidate / sizes)[numbers]
         error = min(errors_between(scaled, (one / sizes)[numbers]).rmse for one in allowed) if len(scaled) else 0.0
     return Comparison(scenario, name, error, limit, ratio_to_limit(error, limit), elements=exact.numel())
+
+
+def compare_not_masked(
+    trial: Trial, eager: BoundModel, first: Scenario, answers: Mapping[str, Mapping[str, Tensor]], asked: CandidateAsked
+) -> list[Comparison]:
+    """Judge what was answered to NaN that no mask hides, which upstream eager refuses: any other number is made up."""
+    series = series_of(trial, first, eager.patch_size)
+    limit = ALIKE_IN_HALF_PRECISION if trial.workload.in_half_precision else ALIKE
+    compared = []
+    for name, broken in not_masked(series, eager.patch_size).items():
+        for what, ask in asked_of_nan(trial, broken, eager.patch_size).items():
+            answer = answers.get(name, {}).get(what)
+            if answer is None:
+                error = 0.0 if f"{name}, {what}" in asked.nan_refused else math.inf
+            elif not answer.isfinite().any():
+                error = 0.0
+            else:
+                error = made_up(answer, _eagers_own_of_nan(eager, ask), broken.inputs.isnan().any(-1).cpu())
+            compared.append(Comparison(name, what, error, limit, ratio_to_limit(error, limit)))
+    return compared
+
+
+def _eagers_own_of_nan(eager: BoundModel, ask: Callable[[BoundModel], Tensor]) -> Tensor | None:
+    """Return what eager says once torch's checks are off, as compiling turns them off; None where it raises even so."""
+    with unchecked_distributions():
+        try:
+            return ask(eager).double().cpu()
+        except (RuntimeError, ValueError):
+            return None
+
+
+def made_up(answer: Tensor, own: Tensor | None, holds_nan: Tensor) -> float:
+    """How far the numbers of an answer are from eager's own, over its size; infinite where eager has no number.
+
+    Where eager raised, a series and variate that hold no NaN are let off: they have a right forecast.
+    """
+    numbers = answer.isfinite()
+    if own is None:
+        fits = answer.shape[:2] == holds_nan.shape
+        return math.inf if not fits or bool((numbers.flatten(2).any(-1) & holds_nan).any()) else 0.0
+    if answer.shape != own.shape or bool((numbers & ~own.isfinite()).any()):
+        return math.inf
+    return float(((answer - own).abs() / sizes_of(own.nan_to_num()))[numbers].max())
 
 
 def compare_again(

@@ -42,9 +42,14 @@ _SAME_DRAWS = 0.9  # of the first patch, where a binding says that its seeds are
 
 
 def compare_samples(
-    session: Session, eager: WholeModel, asked: CandidateAsked, all_drawings: Sequence[Drawing]
+    session: Session,
+    first_eager: WholeModel,
+    asked: CandidateAsked,
+    all_drawings: Sequence[Drawing],
+    other_eager: WholeModel | None = None,
 ) -> tuple[list[Comparison], list[Comparison], dict[str, Figure]]:
-    """Judge the candidate's draws by eager, and eager's own drawn closer as the control that must not pass.
+    """Judge the candidate's draws by eager, and eager's own drawn closer as the control that must not pass; those of a
+    second model by eager of its weights, `other_eager`.
 
     The figures say how small a fault would have been seen.
     """
@@ -57,6 +62,7 @@ def compare_samples(
     all_below: list[Tensor] = []
     for drawing in drawings:
         name = drawing.scenario.name
+        eager = other_eager if drawing.scenario.other_weights and other_eager is not None else first_eager
         theirs = drawn.get(name, {})
         below = places_of(trial, drawing, eager, theirs)
         judged = judged_draws(drawing, eager.patch_size, below, drawings=families)

@@ -10,6 +10,7 @@ from torch import Tensor
 from toto_compat.cell.kept import ANSWERS_PLACE, TRUTHS_PLACE
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.exchange import Tensors, load_tensors, save_tensors
+from toto_compat.cell.suites.equivalence.other_weights import OtherWeights
 from toto_compat.cell.suites.equivalence.scenarios import (
     NAN_UNDER_THE_MASK,
     Scenario,
@@ -82,6 +83,9 @@ def run_reference(session: Session) -> ReferenceMade:
     answers: Tensors = {}
     not_finite: list[str] = []
     for scenario in all_scenarios(trial):
+        if scenario.other_weights:  # the last one
+            other = OtherWeights.of_trial(trial)
+            eager, exact = other.eager(), other.eager(dtype=torch.float64)
         try:
             reference = reference_on(trial, eager, exact, scenario)
         except NotFiniteError:
@@ -162,6 +166,8 @@ def parts_of(scenario: Scenario) -> tuple[Part, ...]:
 
     The mean first: what is fed under teacher forcing is eager's, and would be a right answer to it.
     """
+    if scenario.other_weights:
+        return (_mean_forecast,)
     return (_by_forecast,) if scenario.through_forecast else (_mean_forecast, _parameters)
 
 

@@ -6,12 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 from toto.data.util.dataset import MaskedTimeseries
 from toto.inference.forecaster import TotoForecaster
 
 from toto_compat.cell.session import Session
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.request import Workload, patches
+from toto_compat.model.bound import BoundModel
 from toto_compat.model.series import Series
 
 NAN_UNDER_THE_MASK = "nan_under_the_mask"
@@ -22,6 +24,7 @@ MANY_ROWS = 4096
 MOST_ROUNDS = 256  # that they are drawn in: fewer rows where samples are drawn one by one
 ROWS_OF_LOW_PRECISION = 256  # where parameters are right to two or three digits, more would see their rounding
 _BETWEEN_SEEDS = 1000
+_SAMPLES_OF_OTHER_WEIGHTS = 16
 _OF_SEVERAL_ROWS = "rows_with_groups_of_their_own"
 SIZES = "of_many_sizes"
 _SIZES = (1.0, 1e7, 1e3)  # not less than 1: the model's smallest scale, a tenth, is added to less
@@ -46,6 +49,7 @@ class Scenario:
     asked: int | None = None  # points of the mean and of samples, where they are no whole patches
     past_the_announced: bool = False
     more_threads: bool = False
+    other_weights: bool = False  # of a second model in the same process
     through_forecast: bool = False  # by toto-ts's `forecast()`, as a user calls it
 
     def points(self, patch_size: int) -> int:
@@ -54,8 +58,9 @@ class Scenario:
 
     @property
     def may_lack_a_reference(self) -> bool:
-        """Say whether upstream eager need not be finite here: of odd values it is asked only what it can answer."""
-        return self.kind in KINDS
+        """Say whether upstream eager need not be finite here: of odd values it is asked only what it can answer, and
+        weights that nobody trained may overflow in half precision."""
+        return self.kind in KINDS or self.other_weights
 
     @property
     def may_be_refused(self) -> bool:
@@ -192,6 +197,25 @@ def on_more_threads(trial: Trial) -> Scenario:
     return Scenario("on one thread more", workload.context_patches[0], horizon, *shape, more_threads=True)
 
 
+def of_other_weights(workload: Workload) -> Scenario:
+    """The mean of a second model, which is asked for samples first."""
+    shape = (workload.batch, workload.variates, workload.groups)
+    horizon = min(3, _horizon_after(workload, workload.context_patches[0]))
+    return Scenario("other weights", workload.context_patches[0], horizon, *shape, other_weights=True)
+
+
+def drawing_of_other_weights(trial: Trial) -> tuple[Drawing, ...]:
+    """Few samples of the second model, its first forecast: those of other weights are seen in hundreds of points."""
+    workload = trial.workload
+    if not workload.sampling:
+        return ()
+    at_once, shape = workload.samples_per_batch, (workload.batch, workload.variates, workload.groups)
+    horizon = min(2, max(workload.horizon_patches))
+    scenario = Scenario("samples of other weights", workload.context_patches[0], horizon, *shape, other_weights=True)
+    rounds = -(-_SAMPLES_OF_OTHER_WEIGHTS // at_once)
+    return (Drawing(scenario, rounds * at_once, at_once, first_seed=workload.seed - _BETWEEN_SEEDS),)
+
+
 def all_scenarios(trial: Trial) -> tuple[Scenario, ...]:
     """All that is compared in a cell, in the order in which it is asked.
 
@@ -207,6 +231,7 @@ def all_scenarios(trial: Trial) -> tuple[Scenario, ...]:
         *through_forecast_of_one_patch(workload),
         *past_the_announced(trial),
         on_more_threads(trial),
+        of_other_weights(workload),
     )
 
 
@@ -216,6 +241,7 @@ class Asked:
 
     scenarios: tuple[Scenario, ...]
     drawings: tuple[Drawing, ...]
+    second_model: tuple[Drawing, ...] = ()  # drawn from it before its mean
     left_out: str = ""
 
 
@@ -228,7 +254,7 @@ def what_is_asked(session: Session) -> Asked:
     trial = session.trial
     scenarios, drawings = all_scenarios(trial), drawings_of(trial, session.profile.iterations)
     if not (broken := session.why_it_cannot_pass()):
-        return Asked(scenarios, drawings)
+        return Asked(scenarios, drawings, drawing_of_other_weights(trial))
     return Asked(
         tuple(one for one in scenarios if was_announced(trial, one)),
         tuple(
@@ -236,14 +262,15 @@ def what_is_asked(session: Session) -> Asked:
             for one in drawings
             if not one.to_see_little and was_announced(trial, one.scenario, rows_for_each=one.per_batch)
         ),
-        f"shapes and threads that nobody announced, many samples: {broken}, so that this cell cannot PASS",
+        left_out=f"shapes and threads that nobody announced, many samples, a second model: {broken}, so that this "
+        "cell cannot PASS",
     )
 
 
 def was_announced(trial: Trial, scenario: Scenario, *, rows_for_each: int = 1) -> bool:
     """Say whether the workload asks for this shape itself, so many rows at once for each series."""
     workload = trial.workload
-    if scenario.past_the_announced or scenario.more_threads:
+    if scenario.past_the_announced or scenario.more_threads or scenario.other_weights:
         return False
     if (scenario.variates, scenario.groups) != (workload.variates, workload.groups):
         return False
@@ -376,6 +403,33 @@ def threads_of(scenario: Scenario) -> Iterator[None]:
 
 def with_zeros_under_the_mask(series: Series) -> Series:
     return replace(series, inputs=torch.where(series.padding_mask, series.inputs, 0.0))
+
+
+def not_masked(series: Series, patch_size: int) -> dict[str, Series]:
+    """Series with NaN where the mask says that there are values: all of them, and one in the newest patch of every
+    row's first variate. Upstream eager raises on both."""
+    there = torch.ones_like(series.padding_mask)
+    inputs, mask = series.inputs.clone(), series.padding_mask.clone()
+    inputs[:, 0, -patch_size // 2], mask[:, 0, -patch_size // 2] = torch.nan, True
+    return {
+        "nothing but NaN, not masked": replace(
+            series, inputs=torch.full_like(series.inputs, torch.nan), padding_mask=there
+        ),
+        "one NaN, not masked": replace(series, inputs=inputs, padding_mask=mask),
+    }
+
+
+def asked_of_nan(trial: Trial, series: Series, patch_size: int) -> dict[str, Callable[[BoundModel], Tensor]]:
+    """What is asked of such a series: means, and samples on a CPU. A GPU may end the process where a number is drawn
+    with a probability that is none."""
+    workload = trial.workload
+    steps, at_once = min(2, max(workload.horizon_patches)) * patch_size, workload.samples_per_batch
+    asked: dict[str, Callable[[BoundModel], Tensor]] = {"mean": lambda model: model.generate_mean(series, steps)}
+    if workload.sampling and trial.device == "cpu":
+        asked["samples"] = lambda model: model.generate_samples(
+            series, steps, num_samples=at_once, samples_per_batch=at_once
+        )
+    return asked
 
 
 def _repeated(series: Series, steps: int) -> Series:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.cell.suites.equivalence.bindings.honest import Honest
+from toto_compat.model.bound import unchecked_distributions
 from toto_compat.model.series import Series
 
 
@@ -79,6 +80,49 @@ class AnswersGapsWithNan(Honest):
         if series.inputs.isnan().any():
             return torch.full((*series.inputs.shape[:2], horizon_steps), torch.nan)
         return super().generate_mean(series, horizon_steps)
+
+
+class TakesNanForZero(Honest):
+    """Makes a number of everything, and a forecast of nothing."""
+
+    def seen(self, series: Series) -> Series:
+        return replace(series, inputs=series.inputs.nan_to_num())
+
+
+class BridgesANan(Honest):
+    """Raises where there is nothing at all; a single NaN gets the largest value of its series."""
+
+    def seen(self, series: Series) -> Series:
+        if series.inputs.isnan().all():
+            raise ValueError("there is nothing to forecast")
+        largest = series.inputs.nan_to_num(-torch.inf).amax(-1, keepdim=True)
+        there = series.inputs.isnan() & series.padding_mask
+        return replace(series, inputs=torch.where(there, largest, series.inputs))
+
+
+class SamplesNanAsZero(Honest):
+    """Right in means; draws from the distribution of zeros."""
+
+    def generate_samples(self, series: Series, horizon_steps: int, **asked: int) -> Tensor:
+        known = replace(series, inputs=series.inputs.nan_to_num())
+        return super().generate_samples(known, horizon_steps, **asked)
+
+
+class AnswersNanAsEagerUnchecked(Honest):
+    """Honest: what compiled upstream says, since dynamo switches torch's checks off."""
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        with unchecked_distributions():
+            return super().generate_mean(series, horizon_steps)
+
+
+class AnswersNanWithNan(AnswersGapsWithNan):
+    """Honest: of NaN comes NaN."""
+
+    def generate_samples(self, series: Series, horizon_steps: int, **asked: int) -> Tensor:
+        if series.inputs.isnan().any():
+            return torch.full((*series.inputs.shape[:2], horizon_steps, asked["num_samples"]), torch.nan)
+        return super().generate_samples(series, horizon_steps, **asked)
 
 
 class OddSeriesWrongWhereAnnounced(Honest):
