@@ -96,7 +96,7 @@ class Suite(Table):
             },
         ),
     )
-    RECOMPILE = "recompile", SuiteRule(version=4, runners={Group.OBSERVE: "recompile:run_recompile"})
+    RECOMPILE = "recompile", SuiteRule(version=5, runners={Group.OBSERVE: "recompile:run_recompile"})
     CUDA_LOWERING = (
         "cuda_lowering",
         SuiteRule(version=1, runners={Group.CUDA_LOWERING: "cuda_lowering:run_cuda_lowering"}, without_gpu=True),

@@ -1,6 +1,8 @@
 """Bindings as a user's file has them: what they compile, and when, is what the recompile suite must see."""
 
 import concurrent.futures
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -78,3 +80,149 @@ class EagerInAThread(Honest):
             return pool.submit(eager).result()
 
         return run
+
+
+class _CompilesFor(Honest):
+    """Has a graph for every key of a series; the warm-up's series have one and the same."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._graphs = torch.compile(lambda values, key: values + key, backend="eager", dynamic=False)
+
+    def key(self, series: Series) -> int:
+        raise NotImplementedError
+
+    @contextmanager
+    def asked(self, series: Series) -> Iterator[None]:
+        if self.compiled:
+            self._graphs(torch.zeros(2), self.key(series))
+        yield
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        with self.asked(series):
+            return super().generate_mean(series, horizon_steps)
+
+    def generate_samples(
+        self, series: Series, horizon_steps: int, *, num_samples: int, samples_per_batch: int
+    ) -> Tensor:
+        with self.asked(series):
+            return super().generate_samples(
+                series, horizon_steps, num_samples=num_samples, samples_per_batch=samples_per_batch
+            )
+
+
+class AGraphForEveryPadding(_CompilesFor):
+    def key(self, series: Series) -> int:
+        there = series.padding_mask.unflatten(-1, (-1, self.patch_size)).any(-1).any(0).any(0)
+        return int(there.int().argmax())
+
+
+class AGraphForEveryGap(_CompilesFor):
+    def key(self, series: Series) -> int:
+        return int(series.padding_mask[..., -1].all())
+
+
+class AGraphForEveryGrouping(_CompilesFor):
+    def key(self, series: Series) -> int:
+        return int(series.id_mask.max())
+
+
+class AGraphForConstants(_CompilesFor):
+    def key(self, series: Series) -> int:
+        return int(series.inputs.std() == 0)
+
+
+class AGraphForEveryMagnitude(_CompilesFor):
+    def key(self, series: Series) -> int:
+        return int(series.inputs.abs().max() > 1e3) - int(series.inputs.abs().max() < 1e-1)
+
+
+class AGraphForEveryLayout(_CompilesFor):
+    def key(self, series: Series) -> int:
+        return series.inputs.stride(-1)
+
+
+class AGraphForEveryPlace(_CompilesFor):
+    def key(self, series: Series) -> int:
+        return series.inputs.storage_offset()
+
+
+class AGraphForEverySeed(_CompilesFor):
+    def key(self, series: Series) -> int:  # noqa: ARG002 - what the others look at
+        return torch.initial_seed()
+
+
+class AGraphForEveryInterval(_CompilesFor):
+    def key(self, series: Series) -> int:
+        return int(series.time_interval_seconds.max())
+
+
+class _GivesUp(_CompilesFor):
+    """Runs eager from some event on."""
+
+    given_up = False
+
+    def _compile(self, module: Any, name: str) -> Run:
+        run = super()._compile(module, name)
+        forward: Callable[[], Any] = module.forward
+        return lambda: forward() if self.given_up else run()
+
+
+class GivesUpAtTheLongest(_GivesUp):
+    @contextmanager
+    def asked(self, series: Series) -> Iterator[None]:
+        self.given_up = series.inputs.shape[-1] >= 256
+        yield
+        self.given_up = False
+
+
+class GivesUpAfterAnException(_GivesUp):
+    @contextmanager
+    def asked(self, series: Series) -> Iterator[None]:  # noqa: ARG002 - what the others look at
+        try:
+            yield
+        except ValueError:  # of NaN
+            self.given_up = True
+            raise
+
+
+class GivesUpAfterABreak(_GivesUp):
+    @contextmanager
+    def asked(self, series: Series) -> Iterator[None]:  # noqa: ARG002 - what the others look at
+        finished = False
+        try:
+            yield
+            finished = True
+        except (ValueError, AssertionError):  # what a series is refused with
+            finished = True
+            raise
+        finally:
+            self.given_up |= not finished
+
+
+class GivesUpAfterMany(_GivesUp):
+    forecasts = 0
+
+    @contextmanager
+    def asked(self, series: Series) -> Iterator[None]:  # noqa: ARG002 - what the others look at
+        self.forecasts += 1
+        self.given_up = self.forecasts > 150
+        yield
+
+
+class GivesUpAfterAnotherBatch(_GivesUp):
+    @contextmanager
+    def asked(self, series: Series) -> Iterator[None]:
+        yield
+        self.given_up |= len(series.inputs) not in self._batch_sizes
+
+
+class GivesSamplesUpAfterAnException(GivesUpAfterAnException):
+    """In samples alone."""
+
+    def generate_mean(self, series: Series, horizon_steps: int) -> Tensor:
+        before, self.given_up = self.given_up, False
+        try:
+            return super().generate_mean(series, horizon_steps)
+        finally:
+            self.given_up |= before

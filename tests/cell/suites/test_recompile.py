@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from toto_compat.cell.suites.recompile_figures import (
     unannounced_figures,
 )
 from toto_compat.cell.suites.recompile_plan import PlannedForecast, Stage, plan_forecasts, plan_unannounced
+from toto_compat.cell.suites.recompile_series import kinds_of, plan_other_series
 from toto_compat.cell.trial import UPSTREAM, Trial
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.gate_limit import GateLimit
@@ -142,6 +144,34 @@ def test_the_unannounced_shapes_go_past_everything_that_was_announced_and_come_t
     assert (horizon.context, horizon.horizon) == (2048, 768)
 
 
+def test_series_of_other_kinds_have_shapes_that_the_warm_up_met_and_random_numbers_of_their_own() -> None:
+    for workload in (Workload(), PRODUCTION):
+        met = {
+            (p.context, p.horizon, p.batch, p.per_batch) for p in plan_forecasts(workload) if p.stage is Stage.WARM_UP
+        }
+        others = list(plan_other_series(workload))
+        assert {(one.plan.context, one.plan.horizon, one.plan.batch, one.plan.per_batch) for one in others} <= met
+        assert {bool(one.plan.samples) for one in others} == {False, True}
+        seeds = [one.seed for one in others if one.seed is not None]
+        assert len(set(seeds)) == len(seeds) < len(others)
+
+
+def test_a_kind_changes_no_shape_and_no_type() -> None:
+    trial = trial_of("upstream", workload=WORKLOAD.model_copy(update={"variates": 3, "groups": 2}))
+    series = trial.series(32, 4, 2, batch=2)
+    for name, change in kinds_of(4, 32).items():
+        other = change(series, 32)
+        for field in fields(series):
+            before, after = getattr(series, field.name), getattr(other, field.name)
+            assert (before.shape, before.dtype) == (after.shape, after.dtype), (name, field.name)
+        assert other.padding_mask.any(), name
+        assert any(
+            not torch.equal(getattr(series, field.name), getattr(other, field.name))
+            or getattr(series, field.name).stride() != getattr(other, field.name).stride()
+            for field in fields(series)
+        ), name
+
+
 def test_every_batch_of_the_plan_is_announced() -> None:
     assert trial_of("upstream", workload=Workload()).batch_sizes == (1, 2, 16)
 
@@ -243,7 +273,9 @@ def test_shapes_that_nobody_announced_are_skipped_where_a_limit_is_broken_alread
         (nothing_may_be_compiled,),
     )
     told = "compilations is 4, limit <= 0, so that this cell cannot PASS"
-    assert evidence.skipped == f"shapes that nobody announced: {told}"
+    left_out = "shapes that nobody announced, series of other kinds and what happens to a service"
+    assert evidence.skipped == f"{left_out}: {told}"
+    assert (evidence.details["other_series"], evidence.details["mishaps"]) == (0, {})
     assert evidence.details["unannounced"] == []
     assert evidence.figures["unannounced_stall_s"].missing == f"not tried: {told}"
     assert evidence.figures["compile_peak_bytes"].value
@@ -316,6 +348,23 @@ def test_shapes_nobody_announced_are_tried_only_where_announced_ones_compile_no_
     assert has_settled([warm_up(1, start("0/0")), taken(4, 1.0)])
     assert not has_settled([warm_up(1, start("0/0")), taken(4, 1.0, compilations=1)])
     assert not has_settled([given_up, taken(4, 1.0)])
+
+
+def test_of_two_looks_the_smaller_share_decides() -> None:
+    first = ActiveShares({"mean": {0: 0.9, 1: 0.9}}, frozenset(), {"decode steps": 0.9})
+    steps = ActiveShares({"mean, at the end": {0: 0.8, 1: 0.3}})
+    unobserved = ActiveShares({"mean, at the end": {0: 0.8, 1: 0.8}}, frozenset(), {"decode steps, at the end": 0.2})
+    assert (first.and_of(steps).deciding, first.and_of(steps).prefill) == (0.3, 0.8)
+    assert first.and_of(unobserved).deciding == 0.2
+    assert first.and_of(ActiveShares({"mean, at the end": {}})).deciding is None
+
+
+def test_what_other_series_and_the_last_look_compile_counts_and_costs_no_cold_compile() -> None:
+    late = taken(8, 90.0, compilations=2)
+    figures = recompile_evidence(
+        [taken(4, 1.0)], ActiveShares(), announced=1, other_series=[late], at_the_end=[late]
+    ).figures
+    assert (figures["recompiles"].value, figures["cold_compile_s"].value) == (4, 0.0)
 
 
 def test_a_forecast_without_steps_leaves_the_share_unknown() -> None:

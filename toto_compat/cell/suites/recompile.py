@@ -1,8 +1,9 @@
-"""Recompile: what the compiler does while lengths, horizons and batches change, in a process that starts cold."""
+"""Recompile: what the compiler does while lengths, batches and series change, in a process that starts cold."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -25,13 +26,16 @@ from toto_compat.cell.suites.recompile_figures import (
     recompile_evidence,
     unannounced_figures,
 )
+from toto_compat.cell.suites.recompile_mishaps import befall, mishaps
 from toto_compat.cell.suites.recompile_plan import (
     PlannedForecast,
     Stage,
+    other_batch,
     plan_forecasts,
     plan_unannounced,
     profiled_forecasts,
 )
+from toto_compat.cell.suites.recompile_series import OtherSeries, plan_other_series
 from toto_compat.cell.trial import (
     UPSTREAM,
     CandidateError,
@@ -70,6 +74,48 @@ def run_recompile(session: Session) -> SuiteEvidence:
     )
 
 
+@dataclass
+class Seen:
+    """Holds what was seen so far, and turns it into evidence."""
+
+    announced: int  # batches that the cache was told of
+    demands: Sequence[Demand] = ()
+    taken: list[ForecastTaken] = field(default_factory=list)
+    shares: ActiveShares = field(default_factory=ActiveShares)
+    other_series: list[ForecastTaken] = field(default_factory=list)
+    at_the_end: list[ForecastTaken] = field(default_factory=list)
+    unannounced: list[ForecastTaken | RefusedForecast] = field(default_factory=list)
+    mishaps: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def evidence(self) -> SuiteEvidence:
+        return recompile_evidence(
+            self.taken,
+            self.shares,
+            announced=self.announced,
+            other_series=self.other_series,
+            at_the_end=self.at_the_end,
+            unannounced=self.unannounced,
+            mishaps=self.mishaps,
+        )
+
+    @property
+    def has_settled(self) -> bool:
+        return has_settled([*self.taken, *self.other_series])
+
+    @property
+    def why_it_cannot_pass(self) -> str:
+        broken = broken_demand(self.demands, {Suite.RECOMPILE: self.evidence})
+        return f"{broken}, so that this cell cannot PASS" if broken else ""
+
+    @property
+    def why_no_more(self) -> str:
+        """Say why the rest would only show the same again, seconds at a time; '' if it would not."""
+        if self.demands:
+            return self.why_it_cannot_pass
+        return "" if self.has_settled else "announced shapes compile after the warm-up, or dynamo gave a function up"
+
+
 def count_compilations(
     trial: Trial,
     make_candidate: Callable[[], BoundModel],
@@ -78,28 +124,46 @@ def count_compilations(
     *,
     unannounced_shapes: bool = True,
 ) -> SuiteEvidence:
-    """Bind the candidate, take the planned forecasts one by one, and count for each what was compiled."""
+    """Bind the candidate, take the planned forecasts one by one, and count for each what was compiled; then series of
+    other kinds, and all that happens to a service. Look what is in compiled code before that and after it."""
+    seen = Seen(len(trial.batch_sizes), demands)
     with CompilerWatch("bind") as watch:
         with watching_the_tree() as tree:
             start = time.perf_counter()
             candidate = make_candidate()
             bound = PlannedForecast(0, 0, 0, stage=Stage.BIND)
-            taken = [ForecastTaken(bound, time.perf_counter() - start, watch.phases[0])]
-            taken += [take_planned(trial, candidate, planned, watch) for planned in plan_forecasts(trial.workload)]
-        shares, again = measure_active_shares(trial, candidate, upstream, watch)
-        taken += again
-        announced = len(trial.batch_sizes)
-        evidence = recompile_evidence(taken, shares, announced=announced)
-        broken = broken_demand(demands, {Suite.RECOMPILE: evidence})
-        if has_settled(taken) and unannounced_shapes and not broken:
-            beyond = list(take_unannounced(trial, candidate, watch))
-            evidence = recompile_evidence(taken, shares, announced=announced, unannounced=beyond)
-        elif not unannounced_shapes:
+            seen.taken = [ForecastTaken(bound, time.perf_counter() - start, watch.phases[0])]
+            seen.taken += [take_planned(trial, candidate, planned, watch) for planned in plan_forecasts(trial.workload)]
+        first, again = look(trial, candidate, watch)
+        seen.taken += again
+        eager = eager_sides(trial, upstream, watch)
+        seen.shares = shares_of(trial, eager, first)
+        left_out = seen.why_no_more
+        if not left_out:
+            for forecast in take_other_series(trial, candidate, watch):
+                seen.other_series.append(forecast)
+                if forecast.phase.compile_starts and (left_out := seen.why_no_more):
+                    break
+        if seen.has_settled and unannounced_shapes and not seen.why_it_cannot_pass:
+            seen.unannounced = list(take_unannounced(trial, candidate, watch))
+        if not left_out:
+            watch.mark("mishaps")
+            for mishap in mishaps(trial, candidate, other_batch(trial.workload, trial.batch_sizes)):
+                ended = befall(trial, mishap)
+                seen.mishaps[ended or "nothing raised"] = seen.mishaps.get(ended or "nothing raised", 0) + 1
+            for last, again in look_at_both_ends(trial, candidate, watch):
+                seen.at_the_end += again
+                seen.shares = seen.shares.and_of(shares_of(trial, eager, last))
+        evidence = seen.evidence
+        if left_out:
+            rest = f"series of other kinds and what happens to a service: {left_out}"
+            evidence = evidence.model_copy(update={"skipped": rest})
+        if not unannounced_shapes:
             evidence = without_unannounced(evidence, "the profile leaves them out")
-        elif has_settled(taken):
-            why = f"{broken}, so that this cell cannot PASS"
-            skipped = {"skipped": f"shapes that nobody announced: {why}"}
-            evidence = without_unannounced(evidence, why).model_copy(update=skipped)
+        elif seen.has_settled and (why := seen.why_it_cannot_pass) and not seen.unannounced:
+            evidence = without_unannounced(evidence, why)
+            skipped = f"shapes that nobody announced, {evidence.skipped or why}"
+            evidence = evidence.model_copy(update={"skipped": skipped})
     peak = Figure(
         value=tree.peak, unit="bytes", method="largest resident sum over the process tree during the cold compile"
     )
@@ -121,6 +185,35 @@ def take_planned(trial: Trial, candidate: BoundModel, planned: PlannedForecast, 
         seconds = take_forecast(trial, candidate, planned, series)
     trial.quiet.give_way()
     return ForecastTaken(planned, seconds, phase)
+
+
+def take_other_series(trial: Trial, candidate: BoundModel, watch: CompilerWatch) -> Iterator[ForecastTaken]:
+    """Take series of other kinds at shapes that were met. What eager itself cannot forecast may be refused."""
+    for other in plan_other_series(trial.workload):
+        series = other.change(series_of(trial, candidate, other.plan), candidate.patch_size)
+        phase = watch.mark(other.name)
+        start = time.perf_counter()
+        if other.seed is not None:
+            torch.manual_seed(other.seed)
+        try:
+            with blaming_the_candidate():
+                take_forecast(trial, candidate, other.plan, series, seeded=False)
+        except CandidateError:
+            if upstream_answers(trial, other, series):
+                raise
+        yield ForecastTaken(other.plan, time.perf_counter() - start, phase)
+        trial.quiet.give_way()
+
+
+def upstream_answers(trial: Trial, other: OtherSeries, series: Series) -> bool:
+    """Say whether upstream eager has a finite forecast for this."""
+    model = trial.eager()
+    with suppress(ValueError, RuntimeError, AssertionError):
+        if other.plan.samples:
+            drawn = {"num_samples": other.plan.samples, "samples_per_batch": other.plan.per_batch}
+            return bool(model.generate_samples(series, other.plan.horizon, **drawn).isfinite().all())
+        return bool(model.generate_mean(series, other.plan.horizon).isfinite().all())
+    return False
 
 
 def take_unannounced(
@@ -156,14 +249,14 @@ def eager_operations(trial: Trial, cache: CacheRequest) -> EagerOperations:
     return EagerOperations(counted, unobserved)
 
 
-def unobserved_operations(trial: Trial, model: BoundModel) -> dict[str, StepOperations]:
+def unobserved_operations(trial: Trial, model: BoundModel, context: int | None = None) -> dict[str, StepOperations]:
     """Count what a model does while nobody observes: whole forecasts of one patch, where the workload has those, and
     the decode steps of the first horizon that has any, which are the whole less a forecast of one patch."""
     workload = trial.workload
     counted: dict[str, StepOperations] = {}
 
     def count(horizon: int, sampled: int = 0) -> StepOperations:
-        planned = PlannedForecast(workload.context[0], horizon, workload.batches[0], sampled, sampled)
+        planned = PlannedForecast(context or workload.context[0], horizon, workload.batches[0], sampled, sampled)
         forecast = partial(take_forecast, trial, model, planned, series_of(trial, model, planned))
         forecast()
         operations = count_unobserved(forecast)
@@ -177,51 +270,89 @@ def unobserved_operations(trial: Trial, model: BoundModel) -> dict[str, StepOper
             counted["samples of one patch"] = count(horizon, workload.samples_per_batch)
     decoding = next((one for one in workload.horizon if one > workload.patch_size), None)
     if decoding is not None:
-        whole, first = count(decoding), count(workload.patch_size)
-        counted["decode steps"] = StepOperations(
-            whole.outside - first.outside, whole.inside - first.inside, whole.compiled_calls
-        )
+        counted["decode steps"] = _less(count(decoding), count(workload.patch_size))
+        if workload.sampling:
+            fewest = min(per_batch for _, per_batch in workload.sampled)
+            counted["decode steps of samples"] = _less(count(decoding, fewest), count(workload.patch_size, fewest))
     return counted
+
+
+def _less(whole: StepOperations, first: StepOperations) -> StepOperations:
+    return StepOperations(whole.outside - first.outside, whole.inside - first.inside, whole.compiled_calls)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Holds the operations that a candidate's forecasts had outside of compiled code and in it."""
+
+    by_forecast: Mapping[PlannedForecast, Mapping[int, StepOperations]]
+    unobserved: Mapping[str, StepOperations]
+    when: str = ""
 
 
 def measure_active_shares(
     trial: Trial, candidate: BoundModel, upstream: EagerOperations, watch: CompilerWatch
 ) -> tuple[ActiveShares, list[ForecastTaken]]:
-    """Count the operations that the candidate leaves outside compiled code against those of eager.
+    """Count the operations that the candidate leaves outside compiled code against those of eager, once."""
+    first, taken = look(trial, candidate, watch)
+    return shares_of(trial, eager_sides(trial, upstream, watch), first), taken
 
-    Eager is the same cache and upstream, whichever has fewer in a step: a cache cannot look better by a wasteful eager
-    side.
-    """
+
+def look(
+    trial: Trial, candidate: BoundModel, watch: CompilerWatch, *, context: int | None = None, when: str = ""
+) -> tuple[Look, list[ForecastTaken]]:
+    """Count the operations of forecasts of every kind, at a length in between or at the one that is given."""
     taken: list[ForecastTaken] = []
     compiled: dict[PlannedForecast, dict[int, StepOperations]] = {}
-    for planned in profiled_forecasts(trial.workload):
+    for planned in profiled_forecasts(trial.workload, context):
         series = series_of(trial, candidate, planned)
-        phase = watch.mark(f"{planned.name}, profiled")
+        phase = watch.mark(f"{planned.name}, profiled{when}")
         start = time.perf_counter()
         with blaming_the_candidate():
             compiled[planned] = count_operations(candidate, partial(take_forecast, trial, candidate, planned, series))
         taken.append(ForecastTaken(planned, time.perf_counter() - start, phase))
         trial.quiet.give_way()
-    watch.mark("nobody observes")
+    watch.mark(f"nobody observes{when}")
     with blaming_the_candidate():
-        unobserved = unobserved_operations(trial, candidate)
+        unobserved = unobserved_operations(trial, candidate, context)
+    return Look(compiled, unobserved, when), taken
+
+
+def look_at_both_ends(
+    trial: Trial, candidate: BoundModel, watch: CompilerWatch
+) -> Iterator[tuple[Look, list[ForecastTaken]]]:
+    """Look once more, at the shortest and at the longest context."""
+    for context in dict.fromkeys((trial.workload.context[0], trial.workload.context[-1])):
+        yield look(trial, candidate, watch, context=context, when=f", at the end, context {context}")
+
+
+def eager_sides(trial: Trial, upstream: EagerOperations, watch: CompilerWatch) -> list[EagerOperations]:
+    """Count what eager does: the same cache and upstream, of which the one that has fewer in a step is the measure. A
+    cache cannot look better by a wasteful eager side."""
     watch.mark("eager")
     with blaming_the_candidate():
-        eager = [upstream] if trial.cache == UPSTREAM else [upstream, eager_operations(trial, trial.cache)]
-    shares = ActiveShares(
+        return [upstream] if trial.cache == UPSTREAM else [upstream, eager_operations(trial, trial.cache)]
+
+
+def shares_of(trial: Trial, eager: Sequence[EagerOperations], seen: Look) -> ActiveShares:
+    """Hold what was seen against eager."""
+    return ActiveShares(
         by_forecast={
-            planned.name: active_shares(operations, *(one.by_step[kind_of(trial.workload, planned)] for one in eager))
-            for planned, operations in compiled.items()
+            f"{planned.name}{seen.when}": active_shares(
+                operations, *(one.by_step[kind_of(trial.workload, planned)] for one in eager)
+            )
+            for planned, operations in seen.by_forecast.items()
         },
         of_one_patch=frozenset(
-            planned.name for planned in compiled if not planned.has_decode_steps(trial.workload.patch_size)
+            f"{planned.name}{seen.when}"
+            for planned in seen.by_forecast
+            if not planned.has_decode_steps(trial.workload.patch_size)
         ),
         unobserved={
-            what: active_share(operations, *(one.unobserved[what] for one in eager))
-            for what, operations in unobserved.items()
+            f"{what}{seen.when}": active_share(operations, *(one.unobserved[what] for one in eager))
+            for what, operations in seen.unobserved.items()
         },
     )
-    return shares, taken
 
 
 def series_of(trial: Trial, model: BoundModel, planned: PlannedForecast) -> Series:
@@ -229,12 +360,15 @@ def series_of(trial: Trial, model: BoundModel, planned: PlannedForecast) -> Seri
     return trial.series(model.patch_size, context, horizon, batch=planned.batch, variates=planned.variates)
 
 
-def take_forecast(trial: Trial, model: BoundModel, planned: PlannedForecast, series: Series) -> float:
+def take_forecast(
+    trial: Trial, model: BoundModel, planned: PlannedForecast, series: Series, *, seeded: bool = True
+) -> float:
     """Seconds of one forecast, compilation included."""
     synchronise(trial.device)
     start = time.perf_counter()
     if planned.samples:
-        torch.manual_seed(trial.workload.seed)
+        if seeded:
+            torch.manual_seed(trial.workload.seed)
         model.generate_samples(
             series, planned.horizon, num_samples=planned.samples, samples_per_batch=planned.per_batch
         )

@@ -14,7 +14,10 @@ from toto_compat.contract.suites import Suite
 METHOD = (
     "the candidate is bound; warm-up: mean forecasts of every announced batch at the smallest and the largest context, "
     "twice each, and sampled ones of every batch size at both; of one patch and of several, where the workload has "
-    "both; then lengths and horizons in between, with every batch and sampled; then shapes that nobody announced; "
+    "both; then lengths and horizons in between, with every batch and sampled; then, while the cell can still PASS, "
+    "series of other kinds at shapes of the warm-up (padded, with gaps, of other values, groups, times, seeds and "
+    "places in memory), shapes that nobody announced, series that cannot be forecast, forecasts that are broken off "
+    "and many in a row; at the end a look at what still runs in compiled code; "
     "compilations counted where dynamo starts one, reasons from its own loggers"
 )
 # Evidence is read by people: a cache that recompiles in every step says the same thing a thousand times.
@@ -65,6 +68,14 @@ class ActiveShares:
         smallest = _smallest(found)
         return smallest if smallest is None else min(smallest, *self.unobserved.values(), 1.0)
 
+    def and_of(self, others: "ActiveShares") -> "ActiveShares":
+        """Put two looks together, of which the smallest share decides."""
+        return ActiveShares(
+            {**self.by_forecast, **others.by_forecast},
+            self.of_one_patch | others.of_one_patch,
+            {**self.unobserved, **others.unobserved},
+        )
+
     @property
     def _all(self) -> Sequence[Mapping[int, float]]:
         return tuple(self.by_forecast.values())
@@ -84,6 +95,10 @@ def has_settled(taken: Sequence[ForecastTaken]) -> bool:
 
 def after_warm_up(taken: Sequence[ForecastTaken]) -> list[ForecastTaken]:
     return [forecast for forecast in taken if forecast.plan.stage is Stage.MEASURED]
+
+
+def compiled(forecast: ForecastTaken) -> bool:
+    return bool(forecast.phase.compile_starts or forecast.phase.events)
 
 
 def hidden_recompilations(starts: Sequence[CompileStart]) -> int:
@@ -134,13 +149,17 @@ def recompile_evidence(
     shares: ActiveShares,
     *,
     announced: int,
+    other_series: Sequence[ForecastTaken] = (),
+    at_the_end: Sequence[ForecastTaken] = (),
     unannounced: Sequence[ForecastTaken | RefusedForecast] = (),
+    mishaps: Mapping[str, int] | None = None,
 ) -> SuiteEvidence:
     """Figures and details from what was counted. `announced` is how many batches the cache was told of."""
-    phases = [forecast.phase for forecast in taken]
+    later = [*other_series, *at_the_end]
+    phases = [forecast.phase for forecast in (*taken, *later)]
     events = [event for phase in phases for event in phase.events]
     starts = [start for phase in phases for start in phase.compile_starts]
-    after = after_warm_up(taken)
+    after = after_warm_up([*taken, *later])
     kinds = Counter(event.kind for event in events)
     hidden = hidden_recompilations(starts)
     expected = announced_recompilations(taken, announced)
@@ -149,7 +168,8 @@ def recompile_evidence(
         "compile_active_prefill": active_figure(shares.prefill, "the pass over the context, every forecast"),
         "recompiles": Figure(
             value=sum(len(forecast.phase.compile_starts) for forecast in after),
-            method="compilations started after warm-up, first ones and attempts over the limit included",
+            method="compilations started after warm-up, first ones and attempts over the limit included: at lengths "
+            f"and horizons in between, at {len(other_series)} series of other kinds, and at the last look",
         ),
         "recompiles_total": Figure(
             value=kinds[EventKind.RECOMPILE] + hidden - expected,
@@ -186,7 +206,10 @@ def recompile_evidence(
         figures=figures,
         events=tuple(most_telling(events)),
         details={
-            "phases": [_phase_row(forecast) for forecast in taken],
+            # of those that compiled nothing a number is enough
+            "phases": [_phase_row(forecast) for forecast in (*taken, *(one for one in later if compiled(one)))],
+            "other_series": len(other_series),
+            "mishaps": dict(mishaps or {}),
             "events_seen": len(events),
             "events_kept": min(len(events), MOST_EVENTS_KEPT),
             "reasons": _grouped_reasons(events),
@@ -211,7 +234,8 @@ def active_figure(smallest: float | None, what: str) -> Figure:
         value=smallest,
         method=f"operations in compiled code of {what}: 1 - those outside over those of the same step eager (this "
         "cache's or upstream's, whichever has fewer); the smallest over every batch, sampled forecasts and forecasts "
-        "taken without an observer, warm; 0 for a step that called no compiled graph",
+        "taken without an observer, warm, and over the looks at the beginning and at the end, if there was one; 0 for "
+        "a step that called no compiled graph",
     )
 
 
@@ -249,7 +273,7 @@ def unannounced_figures(forecasts: Sequence[ForecastTaken | RefusedForecast]) ->
 
 def cold_compile_figure(taken: Sequence[ForecastTaken]) -> Figure:
     """Add up what compiling cost: how much longer the forecasts that compiled took than warm ones."""
-    compiled = [forecast for forecast in taken if forecast.phase.compile_starts]
+    cold = [forecast for forecast in taken if forecast.phase.compile_starts]
     warm = [
         forecast for forecast in taken if not forecast.phase.compile_starts and forecast.plan.stage is not Stage.BIND
     ]
@@ -258,13 +282,13 @@ def cold_compile_figure(taken: Sequence[ForecastTaken]) -> Figure:
             value=None, unit="s", missing="every forecast of the run compiled: there is no warm one to compare"
         )
     extra = 0.0
-    for forecast in compiled:
+    for forecast in cold:
         same_shape = [other.seconds for other in warm if other.plan.shape == forecast.plan.shape]
         extra += forecast.seconds - min(same_shape or [other.seconds for other in warm])
     return Figure(
         value=max(0.0, extra),
         unit="s",
-        method=f"over the {len(compiled)} of {len(taken)} forecasts that compiled, from an empty inductor cache on: "
+        method=f"over the {len(cold)} of {len(taken)} forecasts that compiled, from an empty inductor cache on: "
         "their seconds minus those of the fastest forecast of the same shape that compiled nothing, or of any shape "
         "where there is none of the same",
     )

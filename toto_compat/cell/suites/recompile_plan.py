@@ -81,12 +81,12 @@ def rounds_of_samples(workload: Workload) -> tuple[tuple[int, int], ...]:
     return tuple(rounds[per_batch] for per_batch in dict.fromkeys(per_batch for _, per_batch in workload.sampled))
 
 
-def profiled_forecasts(workload: Workload) -> list[PlannedForecast]:
-    """Every batch and one round of samples at a length in between; of one patch where the workload has such forecasts,
-    with decode steps where it has those."""
+def profiled_forecasts(workload: Workload, context: int | None = None) -> list[PlannedForecast]:
+    """Every batch and one round of samples at a length in between, unless one is given; of one patch where the
+    workload has such forecasts, with decode steps where it has those."""
     contexts, batch = workload.context, workload.batches[0]
     patch_size = workload.patch_size
-    between = (contexts[0] + contexts[1]) // 2 // patch_size * patch_size
+    between = context or (contexts[0] + contexts[1]) // 2 // patch_size * patch_size
     longest = max(workload.horizon_patches)
     horizons = [next(one for one in workload.horizon if one <= patch_size)] if workload.has_one_patch_forecasts else []
     horizons += [min(_PROFILED_PATCHES, longest) * patch_size] if longest > 1 else []
@@ -103,12 +103,16 @@ def profiled_forecasts(workload: Workload) -> list[PlannedForecast]:
 def plan_unannounced(workload: Workload, announced: Sequence[int]) -> tuple[PlannedForecast, ...]:
     """Another batch, more variates, a longer context, a longer horizon; each twice, the second one is warm."""
     contexts, horizons, batch = workload.context, workload.horizon, workload.batches[0]
-    other_batch = next(size for size in range(2 * max(workload.batches), 2**31) if size not in announced)
     longer = (workload.context_patches[-1] * 3 // 2 + 1) * workload.patch_size
     plans = (
-        PlannedForecast(contexts[0], horizons[0], other_batch),
+        PlannedForecast(contexts[0], horizons[0], other_batch(workload, announced)),
         PlannedForecast(contexts[0], horizons[0], batch, variates=workload.variates + 1),
         PlannedForecast(longer, horizons[0], batch),
         PlannedForecast(contexts[-1], 2 * max(horizons), batch),
     )
     return tuple(replace(plan, stage=Stage.UNANNOUNCED) for plan in plans for _ in range(2))
+
+
+def other_batch(workload: Workload, announced: Sequence[int]) -> int:
+    """A batch that nobody announced."""
+    return next(size for size in range(2 * max(workload.batches), 2**31) if size not in announced)
