@@ -139,17 +139,17 @@ class AGraphForEveryMagnitude(_CompilesFor):
 
 class AGraphForEveryLayout(_CompilesFor):
     def key(self, series: Series) -> int:
-        return series.inputs.stride(-1)
+        return int(series.inputs.stride(-1))
 
 
 class AGraphForEveryPlace(_CompilesFor):
     def key(self, series: Series) -> int:
-        return series.inputs.storage_offset()
+        return int(series.inputs.storage_offset())
 
 
 class AGraphForEverySeed(_CompilesFor):
     def key(self, series: Series) -> int:  # noqa: ARG002 - what the others look at
-        return torch.initial_seed()
+        return int(torch.initial_seed())
 
 
 class AGraphForEveryInterval(_CompilesFor):
