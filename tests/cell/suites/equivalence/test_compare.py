@@ -10,6 +10,7 @@ import torch
 
 from tests.cell.small_trials import trial_of
 from toto_compat.cell.session import Session
+from toto_compat.cell.suites.equivalence.candidate import drawn_by
 from toto_compat.cell.suites.equivalence.compare import (
     compare,
     compared_under_nan,
@@ -17,12 +18,21 @@ from toto_compat.cell.suites.equivalence.compare import (
     errors_between,
 )
 from toto_compat.cell.suites.equivalence.comparison import Comparison, Errors, sizes_of
+from toto_compat.cell.suites.equivalence.drawn import judged_draws, places_of
+from toto_compat.cell.suites.equivalence.other_weights import OtherWeights
 from toto_compat.cell.suites.equivalence.reference import Reference, quantities, reference_on, run_reference
-from toto_compat.cell.suites.equivalence.scenarios import SIZES, Scenario, pair_of, scenarios_of, series_of
+from toto_compat.cell.suites.equivalence.scenarios import (
+    SIZES,
+    Scenario,
+    drawing_of_other_weights,
+    pair_of,
+    scenarios_of,
+    series_of,
+)
 from toto_compat.cell.switches import numerics
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.request import CellProfile, Workload
-from toto_compat.model.bound import BoundModel
+from toto_compat.model.bound import BoundModel, WholeModel
 
 pytestmark = pytest.mark.cell
 
@@ -199,3 +209,27 @@ def test_parameters_of_the_transformer_are_compared_and_not_the_scaler() -> None
 
 def test_the_switches_that_change_rounding_are_recorded() -> None:
     assert {"tf32_matmul", "tf32_cudnn", "sdpa_flash", "float32_matmul_precision"} <= numerics().keys()
+
+
+def test_samples_tell_a_model_from_the_one_of_other_weights() -> None:
+    """Of the real tiny model: the second one's draws are right by its own weights and wrong by the first one's."""
+    torch.set_num_threads(1)
+    trial = trial_of("upstream", workload=Workload(context=(256, 512), horizon=(192, 96), sampling=("16/1",)))
+    (drawing,) = drawing_of_other_weights(trial)
+    first, other = trial.eager(), OtherWeights.of_trial(trial).eager()
+    assert isinstance(first, WholeModel) and isinstance(other, WholeModel)
+    drawn = drawn_by(other, trial, drawing, seed=drawing.first_seed)
+    for eager, right in ((other, True), (first, False)):
+        below = places_of(trial, drawing, eager, drawn)
+        worst = max(one.ratio for one in judged_draws(drawing, eager.patch_size, below, drawings=25))
+        assert (worst <= 1.0) is right
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_other_weights_are_others_and_the_same_in_every_precision(dtype: torch.dtype) -> None:
+    trial = trial_of("upstream")
+    of_trial, single = (one.eager().model for one in (trial, OtherWeights.of_trial(trial)))  # type: ignore[attr-defined]
+    model = OtherWeights.of_trial(trial).eager(dtype=dtype).model  # type: ignore[attr-defined]
+    for own, expected, found in zip(*(one.parameters() for one in (of_trial, single, model)), strict=True):
+        assert torch.equal(expected.to(dtype), found)
+        assert found.numel() == 1 or not torch.equal(own.to(dtype), found)
