@@ -291,14 +291,15 @@ def test_growth_without_eagers_own_decides_nothing() -> None:
 
 
 def skipping(result: CellResult) -> CellResult:
-    """As a cell leaves it that could not PASS: no memory, one of three processes timed, announced shapes compared."""
+    """As a cell leaves it that could not PASS: no memory, one of three processes timed, announced shapes alone."""
     why = "recompiles is 22, limit <= 0, so that this cell cannot PASS"
     memory = SuiteEvidence(suite=Suite.MEMORY, outcome=Outcome.NOT_RUN, failure=Failure(kind="skipped", message=why))
     speed = result.evidence[Suite.SPEED].model_copy(update={"skipped": f"1 of 3 processes: {why}"})
     in_part = {"skipped": f"shapes that nobody announced: {why}"}
-    equivalence = result.evidence[Suite.EQUIVALENCE].model_copy(update=in_part)
-    without_memory = with_suite(result, Suite.MEMORY, memory)
-    return with_suite(with_suite(without_memory, Suite.SPEED, speed), Suite.EQUIVALENCE, equivalence)
+    left = with_suite(with_suite(result, Suite.MEMORY, memory), Suite.SPEED, speed)
+    for suite in (Suite.EQUIVALENCE, Suite.RECOMPILE):
+        left = with_suite(left, suite, result.evidence[suite].model_copy(update=in_part))
+    return left
 
 
 def test_what_a_lost_cell_skipped_is_named_and_its_fail_stands() -> None:
@@ -322,7 +323,8 @@ def test_looser_limits_ask_for_what_was_skipped() -> None:
     looser = {**GATES, Gate.RECOMPILES: GateLimit(max=30)}
     judged = judge(skipping(with_figures(good_result(), {Gate.RECOMPILES: 22.0})), looser)
     assert (judged.verdict, judged.decided_by) == (Status.INCONCLUSIVE, Gate.EQUIVALENCE)
-    for gate in (Gate.EQUIVALENCE, Gate.SPEEDUP, Gate.LATENCY_STABILITY, Gate.MEMORY, Gate.MEMORY_GROWTH):
+    timed = (Gate.SPEEDUP, Gate.LATENCY_STABILITY)
+    for gate in (Gate.EQUIVALENCE, Gate.RECOMPILES, Gate.COMPILE_ACTIVE, *timed, Gate.MEMORY, Gate.MEMORY_GROWTH):
         assert judged.gates[gate].status is Status.INCONCLUSIVE
         assert "recompiles is 22" in judged.gates[gate].reason
         assert judged.gates[gate].next_command.startswith("toto-compat matrix")

@@ -258,16 +258,15 @@ def _disturbed(gate: Gate, evidence: SuiteEvidence | None) -> str:
 
 
 def _measured_in_part(gate: Gate, evidence: SuiteEvidence | None, *, is_lost: bool) -> str:
-    """Say what was skipped in a cell that these limits no longer rule out; '' if all is there.
-
-    Of counts nothing is missing: what recompile leaves out is judged by no gate.
-    """
+    """Say what was skipped in a cell that these limits no longer rule out; '' if all is there."""
     if is_lost or evidence is None or not evidence.skipped:
         return ""
     if gate.rule.is_a_time:
         return f"timed in part when the cell was run, {evidence.skipped}"
     if gate.rule.suite is Suite.EQUIVALENCE:
         return f"compared in part when the cell was run, without {evidence.skipped}"
+    if gate.rule.suite is Suite.RECOMPILE:
+        return f"counted in part when the cell was run, without {evidence.skipped}"
     return ""
 
 

@@ -42,9 +42,7 @@ class CompiledPass:
         if horizon_steps > self.patch_size:
             return self.eager.generate_mean(series, horizon_steps)
         with torch.no_grad(), self._observed():
-            # dynamo guards on strides: laid out anew, however the caller's tensors lie
-            given = (series.inputs, series.padding_mask, series.id_mask)
-            answer: Tensor = self._pass(*(one.clone(memory_format=torch.contiguous_format) for one in given))
+            answer: Tensor = self._pass(series.inputs, series.padding_mask, series.id_mask)
             return answer[..., :horizon_steps]
 
     def generate_samples(self, series: Series, horizon_steps: int, *, num_samples: int, **_: Any) -> Tensor:

@@ -137,11 +137,6 @@ class AGraphForEveryMagnitude(_CompilesFor):
         return int(series.inputs.abs().max() > 1e3) - int(series.inputs.abs().max() < 1e-1)
 
 
-class AGraphForEveryLayout(_CompilesFor):
-    def key(self, series: Series) -> int:
-        return int(series.inputs.stride(-1))
-
-
 class AGraphForEveryPlace(_CompilesFor):
     def key(self, series: Series) -> int:
         return int(series.inputs.storage_offset())

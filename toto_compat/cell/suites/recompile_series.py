@@ -1,7 +1,7 @@
 """Series of other kinds at shapes that the warm-up met: what is compiled for one of them, its values or masks cost.
 
 Everything that a caller may change without changing a shape: values, gaps, how much of the context is padding, groups,
-times, how the tensors lie in memory, and the state of the random numbers.
+times, where the tensors lie in memory, and the state of the random numbers.
 """
 
 from collections.abc import Callable, Iterator
@@ -130,23 +130,14 @@ def _at_other_times(series: Series, _patch_size: int) -> Series:
     )
 
 
-def _lying(series: Series, _patch_size: int, *, lay: Callable[[Tensor], Tensor]) -> Series:
-    """The same values and masks, elsewhere in memory."""
-    return replace(series, **{name: lay(getattr(series, name)) for name in _LYING})
+def _elsewhere_in_memory(series: Series, _patch_size: int) -> Series:
+    """The same values and masks where no vector begins. Strides stay as they are: toto-ts lays a caller's out anew."""
 
+    def moved(values: Tensor) -> Tensor:
+        flat = values.flatten()
+        return torch.cat([flat[:3], flat])[3:].view(values.shape)
 
-def _time_first(values: Tensor) -> Tensor:
-    return values.permute(2, 0, 1).contiguous().permute(1, 2, 0)
-
-
-def _cut_out(values: Tensor) -> Tensor:
-    """Out of a longer series: rows lie further apart, and the first value where no vector begins."""
-    longer = torch.cat([values[..., :3], values, values[..., :2]], dim=-1)
-    return longer[..., 3:-2]
-
-
-def _every_second(values: Tensor) -> Tensor:
-    return values.repeat_interleave(2, dim=-1)[..., ::2]
+    return replace(series, **{name: moved(getattr(series, name)) for name in _LYING})
 
 
 def _backwards(series: Series, _patch_size: int) -> Series:
@@ -171,7 +162,5 @@ _KINDS: dict[str, Change] = {
     "ids in another order": partial(_regrouped, ids=lambda variates: (len(variates) - variates) // 2),
     "rows grouped otherwise": _rows_grouped_otherwise,
     "at other times": _at_other_times,
-    "time first in memory": partial(_lying, lay=_time_first),
-    "cut out of a longer one": partial(_lying, lay=_cut_out),
-    "every second place in memory": partial(_lying, lay=_every_second),
+    "elsewhere in memory": _elsewhere_in_memory,
 }
