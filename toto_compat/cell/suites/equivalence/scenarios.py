@@ -30,6 +30,7 @@ SIZES = "of_many_sizes"
 _SIZES = (1.0, 1e7, 1e3)  # not less than 1: the model's smallest scale, a tenth, is added to less
 _MOST_CONTEXTS = 8  # of one patch after the other that a forecast of one patch is tried after
 _MOST_ROWS_ON_MORE_THREADS = 128
+_MOST_SLOW_ROWS = 128
 _GROUPS = ((0, 3, 0), (0, 1, 2), (1, 1, 0))  # apart from each other, of three kinds, together; any numbers are ids
 _KIND_SHAPE = (3, 3, 2)  # batch, variates, id groups that the kinds are tried at: one shape, so nothing compiles anew
 
@@ -279,10 +280,15 @@ def was_announced(trial: Trial, scenario: Scenario, *, rows_for_each: int = 1) -
 
 
 def sampled_rows(trial: Trial) -> tuple[int, ...]:
-    """Return every number of rows that a forecast or its samples are computed in."""
+    """Return every number of rows that a forecast or its samples are computed in.
+
+    In half precision a CPU draws nothing, and multiplies at a quarter of the speed: there the largest are left out.
+    """
     own = trial.workload.batch
     sampled = [own * per_batch for _, per_batch in trial.workload.sampled]
-    return tuple(dict.fromkeys((*trial.batch_sizes, *sampled, own * SAMPLES_PER_BATCH)))
+    rows = dict.fromkeys((*trial.batch_sizes, *sampled, own * SAMPLES_PER_BATCH))
+    slow = trial.workload.in_half_precision and trial.device == "cpu"
+    return tuple(one for one in rows if not slow or one <= _MOST_SLOW_ROWS)
 
 
 def drawings_of(trial: Trial, rounds: int) -> tuple[Drawing, ...]:
