@@ -251,7 +251,7 @@ def eager_operations(trial: Trial, cache: CacheRequest) -> EagerOperations:
 
 def unobserved_operations(trial: Trial, model: BoundModel, context: int | None = None) -> dict[str, StepOperations]:
     """Count what a model does while nobody observes: whole forecasts of one patch, where the workload has those, and
-    the decode steps of the first horizon that has any, which are the whole less a forecast of one patch."""
+    the decode steps of the shortest horizon that has any, which are the whole less a forecast of one patch."""
     workload = trial.workload
     counted: dict[str, StepOperations] = {}
 
@@ -268,7 +268,7 @@ def unobserved_operations(trial: Trial, model: BoundModel, context: int | None =
         counted["mean of one patch"] = count(horizon)
         if workload.sampling:
             counted["samples of one patch"] = count(horizon, workload.samples_per_batch)
-    decoding = next((one for one in workload.horizon if one > workload.patch_size), None)
+    decoding = min((one for one in workload.horizon if one > workload.patch_size), default=None)
     if decoding is not None:
         counted["decode steps"] = _less(count(decoding), count(workload.patch_size))
         if workload.sampling:

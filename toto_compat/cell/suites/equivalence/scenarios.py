@@ -105,7 +105,7 @@ def scenarios_of(workload: Workload, sampled_rows: tuple[int, ...] = ()) -> tupl
     sizes = [(rows, workload.variates, workload.groups) for rows in sampled_rows if rows > _KIND_SHAPE[0]]
     mixes = [
         Scenario(f"batch {batch}, {variates} variates in {groups}", shortest, mixed, batch, variates, groups)
-        for batch, variates, groups in ((2, 1, 1), _KIND_SHAPE, (2, 3, 1), *sizes)
+        for batch, variates, groups in (*sizes, _KIND_SHAPE, (2, 3, 1))
     ]
     announced, longest = workload.context_patches[-1] + max(workload.horizon_patches), workload.context_patches[-1]
     largest = (max(workload.batches), workload.variates, workload.groups)
