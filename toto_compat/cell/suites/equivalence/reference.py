@@ -144,7 +144,7 @@ def reference_on(trial: Trial, eager: BoundModel, exact: BoundModel, scenario: S
         reference = Reference(
             truth=truth,
             exact=quantities(exact, scenario, series.to(dtype=torch.float64), truth.double()),
-            eager=quantities(eager, scenario, series, truth),
+            eager=quantities(eager, scenario, series, truth, mean=truth),
             nudged=_nudged(eager, scenario, series, truth),
         )
         if not reference.finite:
@@ -173,11 +173,15 @@ def _nudged(eager: BoundModel, scenario: Scenario, series: Series, truth: Tensor
     )
 
 
-def quantities(model: BoundModel, scenario: Scenario, series: Series, truth: Tensor) -> dict[str, Tensor]:
-    """All that is compared on one scenario."""
-    return {
-        name: values for part in parts_of(scenario) for name, values in part(model, scenario, series, truth).items()
-    }
+def quantities(
+    model: BoundModel, scenario: Scenario, series: Series, truth: Tensor, *, mean: Tensor | None = None
+) -> dict[str, Tensor]:
+    """All that is compared on one scenario; a mean forecast of whole patches that is known is not asked for again."""
+    asked = parts_of(scenario)
+    answers: dict[str, Tensor] = {}
+    if mean is not None and _mean_forecast in asked and scenario.points(model.patch_size) == mean.shape[-1]:
+        asked, answers = asked[1:], {"mean_forecast": mean.double()}
+    return answers | {name: values for part in asked for name, values in part(model, scenario, series, truth).items()}
 
 
 def parts_of(scenario: Scenario) -> tuple[Part, ...]:
