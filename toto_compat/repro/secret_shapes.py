@@ -71,7 +71,7 @@ BLOCK_MARK = re.compile(r"(?:[|>][-+0-9]{0,3})?[ \t]*+\r?\n(?=[ \t])")
 # It is redacted already, by this or with asterisks, or says that there is none.
 STANDS = re.compile(
     rf"[bru]?\\*+[\"'`]?{REDACTED}"
-    r"|(?:None|null|nil|true|false|\"\"|''|[\"']?\*++[\"']?)(?=[\s)}\]]|[,;]\s|$)",
+    r"|(?:None|null|nil|true|false|\"\"|''|[\"']?\*++[\"']?)(?=[)}\]]*+(?:[,;]?\s|[,;]?$))",
     re.I | re.M,
 )
 # A name that only hints at a key: its value goes if it looks drawn at random.
