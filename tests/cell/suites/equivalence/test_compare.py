@@ -19,10 +19,10 @@ from toto_compat.cell.suites.equivalence.compare import (
 )
 from toto_compat.cell.suites.equivalence.comparison import Comparison, Errors, sizes_of
 from toto_compat.cell.suites.equivalence.drawn import judged_draws, places_of
+from toto_compat.cell.suites.equivalence.kinds import SIZES
 from toto_compat.cell.suites.equivalence.other_weights import OtherWeights
 from toto_compat.cell.suites.equivalence.reference import Reference, quantities, reference_on, run_reference
 from toto_compat.cell.suites.equivalence.scenarios import (
-    SIZES,
     Scenario,
     drawing_of_other_weights,
     pair_of,

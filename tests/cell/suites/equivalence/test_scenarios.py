@@ -8,9 +8,8 @@ import torch
 from tests.cell.small_trials import trial_of
 from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
+from toto_compat.cell.suites.equivalence.kinds import KINDS, SIZES
 from toto_compat.cell.suites.equivalence.scenarios import (
-    KINDS,
-    SIZES,
     all_scenarios,
     as_a_user_gives_it,
     drawings_of,

@@ -10,9 +10,9 @@ from torch import Tensor
 from toto_compat.cell.kept import ANSWERS_PLACE, TRUTHS_PLACE
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.exchange import Tensors, load_tensors, save_tensors
+from toto_compat.cell.suites.equivalence.kinds import NAN_UNDER_THE_MASK
 from toto_compat.cell.suites.equivalence.other_weights import OtherWeights
 from toto_compat.cell.suites.equivalence.scenarios import (
-    NAN_UNDER_THE_MASK,
     Scenario,
     all_scenarios,
     as_a_user_gives_it,
