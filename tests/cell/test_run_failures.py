@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from toto_compat.cell.run import (
     GroupRun,
     InterruptedCellError,
     Starter,
-    run_one_group,
+    finish_group,
     seconds_allowed,
+    start_group,
 )
 from toto_compat.contract.result import Outcome, SuiteEvidence
 from toto_compat.contract.suites import Group, Suite
@@ -70,7 +72,7 @@ class HalfWay:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def start(self, _run: GroupRun, output: Path, log: Path) -> "HalfWay":
+    def start(self, _run: GroupRun, output: Path, log: Path, **_: object) -> "HalfWay":
         output.write_text(HALF_A_RESULT)
         log.touch()
         return self
@@ -84,7 +86,8 @@ def collected_half_way(folder: Path, error: Exception, monkeypatch: pytest.Monke
     collected = Collected()
     request, equivalence = request_in(folder), GroupRun(Group.COMPARE)
     try:
-        run_one_group(request, equivalence, collected, allowance=60.0, starter=HalfWay(error))  # type: ignore[arg-type]
+        started = start_group(request, equivalence, HalfWay(error))  # type: ignore[arg-type]
+        finish_group(request, started, collected, end=time.monotonic() + 60.0)
     except InterruptedCellError:
         assert isinstance(error, InterruptedCellError)
     return collected
@@ -114,7 +117,7 @@ def test_a_group_that_hangs_is_a_timeout(tmp_path: Path) -> None:
     observe = GroupRun(Group.OBSERVE)
     request = request_in(tmp_path)
     starter = Starter(request, tmp_path / "request.json", groups)
-    run_one_group(request, observe, collected, allowance=0.5, starter=starter)
+    finish_group(request, start_group(request, observe, starter), collected, end=time.monotonic() + 0.5)
     assert not collected.results
     assert collected.failures["observe"].kind == "timeout"
     assert "timeout_minutes" in collected.failures["observe"].message

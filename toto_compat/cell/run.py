@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -91,10 +91,10 @@ class Starter:
         self._server: ForkServer | None = None
         self._may_fork = command is group_command and request.device is Device.CPU
 
-    def start(self, run: GroupRun, output: Path, log: Path) -> GroupProcess:
+    def start(self, run: GroupRun, output: Path, log: Path, *, may_fork: bool = True) -> GroupProcess:
         log.write_bytes(b"")
         # a fork has imported torch already: variables of the group's own would come too late
-        server = self._fork_server() if not run.group.rule.variables else None
+        server = self._fork_server() if may_fork and not run.group.rule.variables else None
         forked = server.start(group_arguments(self._request_path, run, output), log) if server is not None else None
         if forked is not None:
             return forked
@@ -182,7 +182,9 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
         with QuietLock(request.quiet_lock).working():
             provenance = collect_provenance(request.origin, started=started)
         given = take_given(request, kept)
-        for index, run in enumerate(runs):
+        waiting = list(runs)
+        while waiting:
+            run = waiting.pop(0)
             if run.group is Group.REFERENCE and given is not None:
                 collected.results[run.name] = as_if_computed_here(request, given)
                 continue
@@ -191,9 +193,12 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
             if reason is not None:
                 collected.failures[run.name] = reason
             else:
+                companion = group_beside(request, run, waiting, collected)
+                waiting = [one for one in waiting if one is not companion]
                 kept.before(run.group)
-                allowance = seconds_allowed(deadline - time.monotonic(), groups_left=len(runs) - index)
-                run_one_group(request, run, collected, allowance=allowance, starter=starter)
+                end = time.monotonic() + seconds_allowed(deadline - time.monotonic(), groups_left=len(waiting) + 1)
+                with running_beside(request, companion, collected, end=end, starter=starter):
+                    finish_group(request, start_group(request, run, starter), collected, end=end)
                 kept.after(run.group)
             say_suites(request, run, "done")
         ignore_further_stops()
@@ -282,41 +287,96 @@ def what_the_forecast_raised(collected: Collected) -> Failure | None:
     return None
 
 
-def run_one_group(
-    request: CellRequest, run: GroupRun, collected: Collected, *, allowance: float, starter: Starter
-) -> None:
-    """Start the process, wait for it, and keep what it left; of suites that it left nothing of, what became of it."""
+@dataclass(frozen=True)
+class StartedGroup:
+    """A group whose process is running."""
+
+    run: GroupRun
+    process: GroupProcess
+    output: Path
+    log: Path
+    since: float
+    kills_before: int
+
+
+def group_beside(
+    request: CellRequest, run: GroupRun, waiting: Iterable[GroupRun], collected: Collected
+) -> GroupRun | None:
+    """Return the group that runs next to this one; none on a GPU, whose memory is one, or with one core.
+
+    Where code is compiled for CUDA, the CUDA-graph predictor waits for what that says.
+    """
+    for_cuda = any(suite.rule.without_gpu for suite in request.profile.suites)
+    if request.device is not Device.CPU or request.limits.cpus < 2 or for_cuda:
+        return None
+    beside = (one for one in waiting if one.group.rule.beside == run.group.value)
+    return next((one for one in beside if reason_not_to_run(request, one, collected) is None), None)
+
+
+@contextlib.contextmanager
+def running_beside(
+    request: CellRequest, run: GroupRun | None, collected: Collected, *, end: float, starter: Starter
+) -> Iterator[None]:
+    """Run a group next to what happens inside; none of its processes is left, also if the cell is told to stop."""
+    if run is None:
+        yield
+        return
+    say_suites(request, run, "start")
+    # not a fork: the server has one at a time
+    started = start_group(request, run, starter, may_fork=False)
+    try:
+        yield
+    except BaseException:
+        end_group(started, collected)
+        raise
+    finish_group(request, started, collected, end=end)
+    say_suites(request, run, "done")
+
+
+def start_group(request: CellRequest, run: GroupRun, starter: Starter, *, may_fork: bool = True) -> StartedGroup:
     work = Path(request.work_folder)
     output, log = work / f"{run.name}.json", work / f"{run.name}.log"
     output.unlink(missing_ok=True)
-    kills_before = out_of_memory_kills()
-    start = time.monotonic()
-    process = starter.start(run, output, log)
+    kills_before, since = out_of_memory_kills(), time.monotonic()
+    return StartedGroup(run, starter.start(run, output, log, may_fork=may_fork), output, log, since, kills_before)
+
+
+def finish_group(request: CellRequest, started: StartedGroup, collected: Collected, *, end: float) -> None:
+    """Wait for the process and keep what it left; of suites that it left nothing of, what became of it."""
+    run, allowance = started.run, max(0.0, end - time.monotonic())
     timed_out = False
     try:
-        process.wait(timeout=allowance)
+        started.process.wait(timeout=allowance)
     except subprocess.TimeoutExpired:
         timed_out = True
     finally:
         # also when the cell is told to stop meanwhile: the suites that were finished by then are
-        returncode = kill_group(process)
-        collected.seconds[run.name] = round(time.monotonic() - start, 3)
-        killed_for_memory = out_of_memory_kills() > kills_before
-        result = read_result(output)
-        if result is not None:
-            collected.results[run.name] = without_blame(result) if killed_for_memory else result
+        returncode, killed_for_memory = end_group(started, collected)
+    result = collected.results.get(run.name)
     if result is not None and all(result.tells_of(suite) for suite in suites_asked_of(request, run.group)):
         return
-    tail = last_lines(log)
+    tail = last_lines(started.log)
     if timed_out:
+        waited = end - started.since
         collected.failures[run.name] = Failure(
             kind="timeout",
-            message=f"the {run.name} group did not finish within {allowance:.0f} s; "
-            "raise timeout_minutes of the profile",
+            message=f"the {run.name} group did not finish within {waited:.0f} s; raise timeout_minutes of the profile",
             last_lines=tail,
         )
     else:
         collected.failures[run.name] = failure_of_process(run, returncode, tail, killed_for_memory=killed_for_memory)
+
+
+def end_group(started: StartedGroup, collected: Collected) -> tuple[int, bool]:
+    """End the process and keep what it left. Its exit code, and whether one was killed for memory meanwhile."""
+    returncode = kill_group(started.process)
+    name = started.run.name
+    collected.seconds[name] = round(time.monotonic() - started.since, 3)
+    killed_for_memory = out_of_memory_kills() > started.kills_before
+    result = read_result(started.output)
+    if result is not None:
+        collected.results[name] = without_blame(result) if killed_for_memory else result
+    return returncode, killed_for_memory
 
 
 def read_result(output: Path) -> GroupResult | None:

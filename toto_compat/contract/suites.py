@@ -19,6 +19,7 @@ class GroupRule:
     only_while_it_can_pass: bool = False  # skipped once a measured figure breaks a limit
     after: tuple[str, ...] = ()  # groups whose files it works on: pointless without them
     imports_the_candidate: bool = True  # else what it leaves behind is hidden from those that do
+    beside: str = ""  # the group whose process it runs next to, where a core is free: both are the candidate's, untimed
 
 
 class Group(Table):
@@ -48,8 +49,8 @@ class Group(Table):
         "cuda_equivalence",
         GroupRule(variables={"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}, pointless_if_forecast_raised=True),
     )
-    # on its own: its backend compiles with inductor's caches switched off
-    CUDAGRAPH = "cudagraph", GroupRule()
+    # a process of its own: its backend compiles with inductor's caches switched off
+    CUDAGRAPH = "cudagraph", GroupRule(beside="candidate")
 
 
 @dataclass(frozen=True)
