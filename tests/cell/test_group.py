@@ -74,14 +74,14 @@ def test_a_trial_works_under_the_lock_that_its_process_holds(tmp_path: Path, mon
 
 @pytest.mark.cell
 def test_a_finished_suite_is_saved_before_the_next_one_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from toto_compat.cell.suites.equivalence import compare
+    from toto_compat.cell.suites.equivalence import compare, determinism
 
     def dies(*_: object) -> SuiteEvidence:
         raise SystemExit(9)
 
     evidence = SuiteEvidence(suite=Suite.EQUIVALENCE, outcome=Outcome.MEASURED)
     monkeypatch.setattr(compare, "run_compare", lambda *_: evidence)
-    monkeypatch.setattr(compare, "run_determinism", dies)
+    monkeypatch.setattr(determinism, "run_determinism", dies)
     saved: list[GroupResult] = []
     with pytest.raises(SystemExit):
         run_group(quiet_request_in(tmp_path), Group.COMPARE, saved.append)

@@ -101,7 +101,7 @@ def serve(quiet_lock: str | None = None) -> None:
         # imported for the forks, and under the lock: an import is work too
         from toto_compat.cell import session  # noqa: F401
         from toto_compat.cell.suites import recompile  # noqa: F401
-        from toto_compat.cell.suites.equivalence import compare  # noqa: F401
+        from toto_compat.cell.suites.equivalence import determinism  # noqa: F401
 
     group.die_with_the_orchestrator()
     _say("ready")

@@ -93,7 +93,7 @@ class Suite(Table):
             runners={
                 Group.REFERENCE: "equivalence.reference:run_reference_once",
                 Group.CANDIDATE: "equivalence.candidate:run_candidate_once",
-                Group.COMPARE: "equivalence.compare:run_determinism",
+                Group.COMPARE: "equivalence.determinism:run_determinism",
             },
         ),
     )

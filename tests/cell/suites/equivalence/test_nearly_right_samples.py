@@ -12,7 +12,7 @@ from tests.cell.suites.equivalence.test_wrong_bindings import PROFILE, trial_of_
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import CandidateAsked, draw_samples, samples_file
 from toto_compat.cell.suites.equivalence.comparison import Comparison
-from toto_compat.cell.suites.equivalence.drawn import compare_samples
+from toto_compat.cell.suites.equivalence.drawn import compare_samples, eagers_own
 from toto_compat.cell.suites.equivalence.exchange import save_tensors
 from toto_compat.cell.suites.equivalence.scenarios import drawings_of
 from toto_compat.contract.result import Figure
@@ -34,7 +34,9 @@ def judged(binding: type[Honest], work: Path) -> tuple[list[Comparison], list[Co
     save_tensors(samples_file(work), draw_samples(session.trial, session.candidate, drawings))
     eager = session.trial.eager()
     assert isinstance(eager, WholeModel)
-    return compare_samples(session, eager, CandidateAsked(draws=session.candidate.draws), drawings)
+    own = eagers_own(session.trial, drawings[0], eager)
+    asked = CandidateAsked(draws=session.candidate.draws)
+    return compare_samples(session, eager, asked, drawings, own_of_the_first=own)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from tests.cell.suites.equivalence import wrong_one_patch_bindings as wrong
 from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import run_candidate
-from toto_compat.cell.suites.equivalence.compare import run_compare, run_determinism
+from toto_compat.cell.suites.equivalence.compare import run_compare
+from toto_compat.cell.suites.equivalence.determinism import run_determinism
 from toto_compat.cell.suites.equivalence.reference import run_reference
 from toto_compat.cell.suites.equivalence.scenarios import all_scenarios, drawings_of
 from toto_compat.cell.trial import Trial

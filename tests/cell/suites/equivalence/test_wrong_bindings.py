@@ -16,7 +16,8 @@ from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence import candidate, scenarios
 from toto_compat.cell.suites.equivalence.candidate import run_candidate
-from toto_compat.cell.suites.equivalence.compare import run_compare, run_determinism
+from toto_compat.cell.suites.equivalence.compare import run_compare
+from toto_compat.cell.suites.equivalence.determinism import run_determinism
 from toto_compat.cell.suites.equivalence.reference import run_reference
 from toto_compat.cell.suites.equivalence.scenarios import all_scenarios
 from toto_compat.cell.trial import CandidateError, Trial

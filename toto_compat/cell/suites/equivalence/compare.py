@@ -23,16 +23,14 @@ from toto_compat.cell.suites.equivalence.candidate import (
     WRITTEN_OVER,
     CandidateAsked,
     answers_file,
-    drawn_by,
     samples_file,
 )
 from toto_compat.cell.suites.equivalence.comparison import Comparison, Errors, sizes_of
-from toto_compat.cell.suites.equivalence.drawn import compare_samples
+from toto_compat.cell.suites.equivalence.drawn import compare_samples, eagers_own
 from toto_compat.cell.suites.equivalence.exchange import load_tensors
 from toto_compat.cell.suites.equivalence.other_weights import OtherWeights
 from toto_compat.cell.suites.equivalence.reference import Reference, load_references, quantities
 from toto_compat.cell.suites.equivalence.scenarios import (
-    Drawing,
     Scenario,
     asked_of_nan,
     drawings_of,
@@ -108,7 +106,10 @@ def run_compare(session: Session) -> SuiteEvidence:
     drawings, other_eager = worth_asking.drawings, None
     if of_other_weights(trial.workload).name in references and worth_asking.second_model:
         drawings, other_eager = (*drawings, *worth_asking.second_model), _whole(OtherWeights.of_trial(trial))
-    drawn, draws_control, seen = compare_samples(session, eager, asked, drawings, other_eager)
+    own_draws = eagers_own(trial, drawings[0], eager) if drawings else {}
+    drawn, draws_control, seen = compare_samples(
+        session, eager, asked, drawings, own_of_the_first=own_draws, other_eager=other_eager
+    )
     controls = [control] if session.no_samples else [control, draws_control]
     return SuiteEvidence(
         suite=Suite.EQUIVALENCE,
@@ -121,7 +122,7 @@ def run_compare(session: Session) -> SuiteEvidence:
             if session.no_samples
             else _control_figure(draws_control, "eager's own draws, a little closer", []),
             **seen,
-            **mae_figures(session, eager, answers.get(first.name, {}), asked.draws),
+            **mae_figures(session, eager, answers.get(first.name, {}), own_draws, asked.draws),
         },
         details={
             "comparisons": [asdict(comparison) for comparison in (*comparisons, *drawn)],
@@ -356,7 +357,7 @@ def equivalence_figure(
 ) -> Figure:
     """The worst ratio; nothing without a reference, nor when a sabotage passed: then the comparison cannot see."""
     if missing:
-        return _missing_reference(missing)
+        return missing_reference(missing)
     for control in controls:
         ratio = worst_ratio(control)
         if not ratio > 1.0:
@@ -386,15 +387,17 @@ def worst_ratio(comparisons: Sequence[Comparison]) -> float:
 
 def _control_figure(control: Sequence[Comparison], name: str, missing: Sequence[str]) -> Figure:
     if not control:
-        return _missing_reference(missing or ["the first scenario"])
+        return missing_reference(missing or ["the first scenario"])
     return Figure(value=worst_ratio(control), kind=Kind.MEASURED, method=f"the same for {name}: must exceed 1")
 
 
-def _missing_reference(scenarios: Sequence[str]) -> Figure:
+def missing_reference(scenarios: Sequence[str]) -> Figure:
     return Figure(value=None, missing=f"upstream eager is not finite on {'; '.join(scenarios)}")
 
 
-def mae_figures(session: Session, eager: WholeModel, answers: Mapping[str, Tensor], draws: str) -> dict[str, Figure]:
+def mae_figures(
+    session: Session, eager: WholeModel, answers: Mapping[str, Tensor], own_draws: Mapping[str, Tensor], draws: str
+) -> dict[str, Figure]:
     """The user's own criteria: errors on held-out data, compiled against eager, and their spread over seeds."""
     trial = session.trial
     first = pair_of(trial.workload)[0]
@@ -404,7 +407,7 @@ def mae_figures(session: Session, eager: WholeModel, answers: Mapping[str, Tenso
     own = eager.generate_mean(series, held_out.shape[-1]).double().cpu()
     own_mae = float((own - held_out).abs().mean())
     if forecast is None or not math.isfinite(own_mae):
-        return dict.fromkeys(("mae", "mae_delta", "mae_to_eager", "mae_sigma"), _missing_reference([first.name]))
+        return dict.fromkeys(("mae", "mae_delta", "mae_to_eager", "mae_sigma"), missing_reference([first.name]))
     mae = float((forecast - held_out).abs().mean())
     return {
         "mae": Figure(value=mae, method="of the mean forecast against the held-out truth"),
@@ -415,11 +418,11 @@ def mae_figures(session: Session, eager: WholeModel, answers: Mapping[str, Tenso
         "mae_to_eager": Figure(
             value=float((forecast - own).abs().mean()), method="mean absolute difference to eager's mean forecast"
         ),
-        "mae_sigma": _mae_sigma(session, eager, draws),
+        "mae_sigma": _mae_sigma(session, eager.patch_size, own_draws, draws),
     }
 
 
-def _mae_sigma(session: Session, eager: WholeModel, draws: str) -> Figure:
+def _mae_sigma(session: Session, patch_size: int, own_draws: Mapping[str, Tensor], draws: str) -> Figure:
     """How much more the error of sampled forecasts swings over seeds than eager's does.
 
     Seed for seed eager's draws swing as eager's do. Draws of a stream of their own swing otherwise by chance alone, the
@@ -430,7 +433,7 @@ def _mae_sigma(session: Session, eager: WholeModel, draws: str) -> Figure:
         return _not_drawn(session.no_samples)
     first = drawings_of(trial, session.profile.iterations)[0]
     drawn = load_tensors(samples_file(session.work)).get(first.scenario.name, {})
-    series = series_of(trial, first.scenario, eager.patch_size)
+    series = series_of(trial, first.scenario, patch_size)
     held_out = series.truth[..., : trial.workload.horizon[0]].double().cpu()
 
     def mae(samples: Tensor) -> float:
@@ -440,7 +443,7 @@ def _mae_sigma(session: Session, eager: WholeModel, draws: str) -> Figure:
     if any(str(seed) not in drawn for seed in seeds):
         return Figure(value=None, missing="the candidate left no samples")
     theirs = relative_spread([mae(drawn[str(seed)]) for seed in seeds])
-    own = relative_spread([mae(drawn_by(eager, trial, first, seed=seed)[str(seed)]) for seed in seeds])
+    own = relative_spread([mae(own_draws[str(seed)]) for seed in seeds])
     freedom = len(seeds) - 1
     chance = 1.0 if draws == "toto-ts" else math.sqrt(float(stats.f.ppf(0.999, freedom, freedom)))
     return Figure(
@@ -448,53 +451,3 @@ def _mae_sigma(session: Session, eager: WholeModel, draws: str) -> Figure:
         method=f"sigma / mean of the sampled forecast's MAE over {len(seeds)} seeds ({theirs:.3g}), beyond eager's own "
         f"({own:.3g}){f', {chance:.3g} times by chance' if chance > 1.0 else ''}",
     )
-
-
-# --- determinism ------------------------------------------------------------------------------------------------------
-
-
-def run_determinism(session: Session) -> SuiteEvidence:
-    """Find the largest difference between two runs of one seed in one process; nothing where eager differs itself."""
-    trial = session.trial
-    drawing = next(iter(drawings_of(trial, session.profile.iterations)), None)
-    first = pair_of(trial.workload)[0]
-    answers = load_tensors(answers_file(session.work)).get(first.name, {})
-    drawn = load_tensors(samples_file(session.work)).get(first.name, {})
-    eager = _eager_twice(trial, trial.eager(), first, drawing)
-    twice = [(answers.get("mean_forecast"), answers.get("again"))]
-    if drawing is not None:
-        twice.append((drawn.get(str(drawing.seeds[0])), drawn.get("again")))
-    compiled = _largest(twice)
-    if not math.isfinite(eager):
-        figure = _missing_reference([first.name])
-    elif eager != 0.0:
-        figure = Figure(value=None, missing=f"upstream eager differs from itself by {eager:.3g} on this device")
-    else:
-        samples = "and samples" if drawing is not None else f"(no samples: {session.no_samples})"
-        method = f"largest absolute difference, mean forecast {samples}, two runs with one seed"
-        figure = Figure(value=compiled, method=method)
-    return SuiteEvidence(
-        suite=Suite.DETERMINISM,
-        outcome=Outcome.MEASURED,
-        method="two runs, one seed, one process",
-        figures={"determinism": figure},
-        details={"largest_difference": {"eager": eager, "compiled": compiled}},
-    )
-
-
-def _eager_twice(trial: Trial, model: BoundModel, first: Scenario, drawing: Drawing | None) -> float:
-    series = series_of(trial, first, model.patch_size)
-    means = [model.generate_mean(series, first.horizon * model.patch_size) for _ in range(2)]
-    twice: list[tuple[Tensor | None, Tensor | None]] = [(means[0], means[1])]
-    if drawing is not None:
-        seed = drawing.seeds[0]
-        samples = [drawn_by(model, trial, drawing, seed=seed)[str(seed)] for _ in range(2)]
-        twice.append((samples[0], samples[1]))
-    return _largest(twice)
-
-
-def _largest(pairs: Sequence[tuple[Tensor | None, Tensor | None]]) -> float:
-    differences = [
-        float((one - other).abs().max()) if one is not None and other is not None else math.inf for one, other in pairs
-    ]
-    return math.inf if any(map(math.isnan, differences)) else max(differences)

@@ -46,10 +46,12 @@ def compare_samples(
     first_eager: WholeModel,
     asked: CandidateAsked,
     all_drawings: Sequence[Drawing],
+    *,
+    own_of_the_first: Mapping[str, Tensor],
     other_eager: WholeModel | None = None,
 ) -> tuple[list[Comparison], list[Comparison], dict[str, Figure]]:
-    """Judge the candidate's draws by eager, and eager's own drawn closer as the control that must not pass; those of a
-    second model by eager of its weights, `other_eager`.
+    """Judge the candidate's draws by eager, and eager's own of the first drawing, a little closer, as the control that
+    must not pass; those of a second model by eager of its weights, `other_eager`.
 
     The figures say how small a fault would have been seen.
     """
@@ -70,15 +72,15 @@ def compare_samples(
         compared += judged_draws(drawing, eager.patch_size, below, drawings=families)
         if below is not None:
             all_below.append(below)
-        own = _eagers_own(trial, drawing, eager) if not control or _comes_seed_for_seed(drawing, asked) else {}
+        is_first = drawing is drawings[0]
         if _comes_seed_for_seed(drawing, asked) and below is not None:
+            own = own_of_the_first if is_first else eagers_own(trial, drawing, eager)
             compared += [_seed_for_seed(name, theirs[seed], own[seed], eager.patch_size) for seed in own]
-        if drawing is drawings[0]:
+        if is_first:
             compared += compare_unseeded(name, theirs)
+            control = _drawn_closer(trial, drawing, eager, own_of_the_first, families)
         if drawing.scenario.through_forecast and below is not None:
             compared += [one for seed in drawing.seeds for one in said_of_samples(trial, name, theirs, str(seed))]
-        if not control:
-            control = _drawn_closer(trial, drawing, eager, own, families)
         trial.quiet.give_way()
     figures = dict.fromkeys(
         ("samples_spread_seen", "samples_shift_seen"), Figure(value=None, missing="there are no samples to test")
@@ -94,7 +96,7 @@ def compare_samples(
 def _can_be_judged(trial: Trial, drawing: Drawing, eager: WholeModel, families: int) -> bool:
     """Say whether eager's own draws of weights that nobody trained raise no alarm: they may be too large to be fed
     back in the model's precision."""
-    own = places_of(trial, drawing, eager, _eagers_own(trial, drawing, eager))
+    own = places_of(trial, drawing, eager, eagers_own(trial, drawing, eager))
     return max(one.ratio for one in judged_draws(drawing, eager.patch_size, own, drawings=families)) <= 1.0
 
 
@@ -116,7 +118,8 @@ def _comes_seed_for_seed(drawing: Drawing, asked: CandidateAsked) -> bool:
     return asked.draws == "toto-ts" and drawing.samples <= MOST_SEED_FOR_SEED
 
 
-def _eagers_own(trial: Trial, drawing: Drawing, eager: WholeModel) -> dict[str, Tensor]:
+def eagers_own(trial: Trial, drawing: Drawing, eager: WholeModel) -> dict[str, Tensor]:
+    """Upstream eager's own draws, by seed."""
     return {str(seed): drawn_by(eager, trial, drawing, seed=seed)[str(seed)].cpu() for seed in drawing.seeds}
 
 
