@@ -74,9 +74,10 @@ def test_it_is_over_before_the_answers_are_on_the_disk(tmp_path: Path) -> None:
     assert result.evidence[Suite.EQUIVALENCE].outcome is Outcome.MEASURED
 
 
-def test_one_core_has_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limits", [Limits(cpus=1), Limits(cpus=2, threads=2)])
+def test_without_a_core_to_spare_there_is_one_process(tmp_path: Path, limits: Limits) -> None:
     groups = Groups()
-    request = request_in(tmp_path, suites=SUITES).model_copy(update={"limits": Limits(cpus=1)})
+    request = request_in(tmp_path, suites=SUITES).model_copy(update={"limits": limits})
     run_cell(request, tmp_path / "request.json", command=groups)
     assert groups.started[-1] == "cudagraph"
 

@@ -302,12 +302,12 @@ class StartedGroup:
 def group_beside(
     request: CellRequest, run: GroupRun, waiting: Iterable[GroupRun], collected: Collected
 ) -> GroupRun | None:
-    """Return the group that runs next to this one; none on a GPU, whose memory is one, or with one core.
+    """Return the group that runs next to this one; none on a GPU, whose memory is one, or without a core to spare.
 
     Where code is compiled for CUDA, the CUDA-graph predictor waits for what that says.
     """
     for_cuda = any(suite.rule.without_gpu for suite in request.profile.suites)
-    if request.device is not Device.CPU or request.limits.cpus < 2 or for_cuda:
+    if request.device is not Device.CPU or request.limits.cpus <= request.limits.threads or for_cuda:
         return None
     beside = (one for one in waiting if one.group.rule.beside == run.group.value)
     return next((one for one in beside if reason_not_to_run(request, one, collected) is None), None)
