@@ -48,7 +48,7 @@ def server(tmp_path: Path) -> Iterator[ForkServer]:
         (folder / "__init__.py").touch()
     (cell / "group.py").write_text(GROUP)
     (cell / "session.py").write_text(SESSION)
-    for name in ("recompile", "equivalence/compare"):
+    for name in ("recompile", "equivalence/determinism"):
         (cell / "suites" / f"{name}.py").touch()
     for name in ("fork_server", "quiet"):
         (cell / f"{name}.py").write_bytes((ROOT / "toto_compat" / "cell" / f"{name}.py").read_bytes())
