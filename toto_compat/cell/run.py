@@ -33,6 +33,8 @@ from toto_compat.contract.suites import SUITE_LINE, Group, Suite, suites_of
 
 # The runtime kills the cell at the profile's timeout: stop before that, with a result.
 _SHARE_OF_TIMEOUT = 0.95
+_SHARES_OF_MEMORY = 3  # two processes, and one share that neither of them has asked for yet
+_PREDICTORS = tuple(group.value for group in Group if group.rule.beside)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -125,7 +127,7 @@ class Starter:
 
 
 def plan_groups(request: CellRequest) -> list[GroupRun]:
-    """The processes of this cell, in order: the first sees the cold compile, the predictor comes last, on its own."""
+    """Return the processes of this cell: the first sees the cold compile, the predictor is last or `group_beside`."""
     if request.only_references:
         return [GroupRun(Group.REFERENCE)]
     runs: list[GroupRun] = []
@@ -197,7 +199,7 @@ def run_cell(request: CellRequest, request_path: Path, *, command: GroupCommand 
                 waiting = [one for one in waiting if one is not companion]
                 kept.before(run.group)
                 end = time.monotonic() + seconds_allowed(deadline - time.monotonic(), groups_left=len(waiting) + 1)
-                with running_beside(request, companion, collected, end=end, starter=starter):
+                with running_beside(request, companion, collected, end=end, last=not waiting, starter=starter):
                     finish_group(request, start_group(request, run, starter), collected, end=end)
                 kept.after(run.group)
             say_suites(request, run, "done")
@@ -276,8 +278,9 @@ def demand_broken_so_far(request: CellRequest, collected: Collected) -> str:
 
 
 def what_the_forecast_raised(collected: Collected) -> Failure | None:
-    for result in collected.results.values():
-        for evidence in result.evidence.values():
+    """Say which suite the compiled forecast raised in; a predictor compiles in its own way and is not asked."""
+    for name, result in collected.results.items():
+        for evidence in () if name in _PREDICTORS else result.evidence.values():
             if evidence.outcome is Outcome.MODEL_FAILED and evidence.failure is not None:
                 return Failure(
                     kind="pointless",
@@ -302,20 +305,29 @@ class StartedGroup:
 def group_beside(
     request: CellRequest, run: GroupRun, waiting: Iterable[GroupRun], collected: Collected
 ) -> GroupRun | None:
-    """Return the group that runs next to this one; none on a GPU, whose memory is one, or without a core to spare.
+    """Return the group that runs next to this one; none on a GPU, whose memory is one, or without room for it.
 
     Where code is compiled for CUDA, the CUDA-graph predictor waits for what that says.
     """
     for_cuda = any(suite.rule.without_gpu for suite in request.profile.suites)
-    if request.device is not Device.CPU or request.limits.cpus <= request.limits.threads or for_cuda:
+    if request.device is not Device.CPU or for_cuda or not has_room_for_two(request, collected):
         return None
     beside = (one for one in waiting if one.group.rule.beside == run.group.value)
     return next((one for one in beside if reason_not_to_run(request, one, collected) is None), None)
 
 
+def has_room_for_two(request: CellRequest, collected: Collected) -> bool:
+    """Tell whether a core is free, and memory by what the cold compile took: a limit is the cell's, not a process's."""
+    observed = collected.results.get(Group.OBSERVE.value)
+    figures = observed.evidence[Suite.RECOMPILE].figures if observed and Suite.RECOMPILE in observed.evidence else {}
+    peak = figures["compile_peak_bytes"].value if "compile_peak_bytes" in figures else None
+    enough_memory = peak is not None and peak <= request.limits.memory_bytes / _SHARES_OF_MEMORY
+    return enough_memory and request.limits.cpus > request.limits.threads
+
+
 @contextlib.contextmanager
 def running_beside(
-    request: CellRequest, run: GroupRun | None, collected: Collected, *, end: float, starter: Starter
+    request: CellRequest, run: GroupRun | None, collected: Collected, *, end: float, last: bool, starter: Starter
 ) -> Iterator[None]:
     """Run a group next to what happens inside; none of its processes is left, also if the cell is told to stop."""
     if run is None:
@@ -329,7 +341,8 @@ def running_beside(
     except BaseException:
         end_group(started, collected)
         raise
-    finish_group(request, started, collected, end=end)
+    now = time.monotonic()
+    finish_group(request, started, collected, end=now + seconds_allowed(end - now, groups_left=1 if last else 2))
     say_suites(request, run, "done")
 
 

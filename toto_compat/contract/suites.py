@@ -26,7 +26,7 @@ class Group(Table):
     """Holds what runs together in one fresh process, in the order of the cell.
 
     The first group meets empty compiler caches and shows the cold compile; the CUDA-graph predictor, which may rely on
-    what was compiled for CUDA, comes last.
+    what was compiled for CUDA, comes last, unless it runs beside another.
     """
 
     rule: GroupRule
@@ -78,7 +78,7 @@ class Suite(Table):
     EQUIVALENCE = (
         "equivalence",
         SuiteRule(
-            version=6,
+            version=7,
             runners={
                 Group.REFERENCE: "equivalence.reference:run_reference",
                 Group.CANDIDATE: "equivalence.candidate:run_candidate",
@@ -105,7 +105,7 @@ class Suite(Table):
     CUDA_EQUIVALENCE = (
         "cuda_equivalence",
         SuiteRule(
-            version=1,
+            version=2,
             runners={Group.CUDA_EQUIVALENCE: "cuda_equivalence:run_cuda_equivalence"},
             without_gpu=True,
             by_default=False,
@@ -125,10 +125,10 @@ class Suite(Table):
     SPEED = (
         "speed",
         SuiteRule(
-            version=4, runners={Group.SPEED: "speed:run_speed"}, combine="speed_figures:combine", over_repeats=True
+            version=5, runners={Group.SPEED: "speed:run_speed"}, combine="speed_figures:combine", over_repeats=True
         ),
     )
-    SYMBOLS = "symbols", SuiteRule(version=1, runners={Group.SYMBOLS: "symbols:run_symbols"}, needs_symbols=True)
+    SYMBOLS = "symbols", SuiteRule(version=2, runners={Group.SYMBOLS: "symbols:run_symbols"}, needs_symbols=True)
 
 
 WITHOUT_GPU = tuple(suite for suite in Suite if suite.rule.without_gpu)

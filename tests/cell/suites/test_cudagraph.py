@@ -276,6 +276,24 @@ def test_where_the_host_waits_is_counted_and_named_in_every_mode(eager_candidate
     assert "mode default" in evidence.figures["cudagraphs"].missing
 
 
+@pytest.mark.usefixtures("a_gpu_that_is_none")
+def test_what_is_measured_finds_the_autotuning_of_the_other_suites(
+    eager_candidate: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only graphs are compiled anew: with all caches off other kernels would be chosen than those that are timed."""
+    seen: list[tuple[bool, bool]] = []
+    config = torch._inductor.config
+
+    def forecast(*_arguments: object) -> None:
+        seen.append((config.force_disable_caches, config.fx_graph_cache))
+
+    monkeypatch.setattr(cudagraph, "_forecast", forecast)
+    kept = config.force_disable_caches
+    measure(eager_candidate)
+    warm_up_and_measured = cudagraph.WARM_UP_FORECASTS + 1
+    assert seen[:warm_up_and_measured] == [(kept, False)] * warm_up_and_measured
+
+
 @pytest.mark.parametrize("run", [predict, measure])
 def test_a_series_that_cannot_be_made_is_not_held_against_the_cache(
     run: Callable[[Trial], object], monkeypatch: pytest.MonkeyPatch, eager_candidate: Trial

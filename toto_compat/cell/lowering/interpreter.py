@@ -1,17 +1,19 @@
 """The code that Inductor made for CUDA, run without a GPU: each Triton kernel in Triton's interpreter, one after the
 other, and what is left to libraries (matrix products, attention) by the CPU's own.
 
-The interpreter is chosen when triton is imported: this needs a process with TRITON_INTERPRET=1. Blocks and grids are
-Inductor's own for the described GPU. It says whether the code is right, not whether it is fast or can be captured:
-programs run one by one, so no race shows, and arithmetic is numpy's.
+The interpreter is chosen when triton is imported: this needs a process with TRITON_INTERPRET=1. Blocks are Inductor's
+own for the described GPU, enlarged where many programs would do the same: the code and its masks hold for any block. It
+says whether the code is right, not whether it is fast or can be captured: programs run one by one, so no race shows,
+and arithmetic is numpy's.
 """
 
 import importlib.util
 import inspect
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,6 +25,8 @@ from unittest import mock
 import torch
 from torch._inductor import async_compile
 from torch._inductor.runtime import triton_helpers, triton_heuristics
+from torch._inductor.runtime.hints import TRITON_MAX_BLOCK
+from torch._inductor.runtime.runtime_utils import next_power_of_2
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -33,6 +37,10 @@ from toto_compat.cell.lowering.lower import LoweredGraph, lower
 from toto_compat.cell.lowering.source_lines import SourceLine
 
 INTERPRET = "TRITON_INTERPRET"
+# A program takes the interpreter milliseconds however many elements it has: few large ones take seconds where many
+# small ones took minutes. Eight along each axis: a wrong offset between programs still shows.
+_MOST_PROGRAMS = 8
+_MOST_ELEMENTS = 2**17  # of a program; Triton allows 2**20
 
 
 @dataclass
@@ -98,11 +106,9 @@ class Interpreter:
         """Stand in for Inductor's autotuner: the largest of the configurations it would try, its own grid."""
         inductor_meta = named["inductor_meta"]
         config = max(configs, key=lambda one: sum(one.kwargs.values()))
-        grid = triton_heuristics.GridExpr.from_meta(inductor_meta, config)
 
         def launcher(kernel: Any) -> Any:
             names = list(inspect.signature(kernel.fn).parameters)
-            blocks = {name: value for name, value in config.kwargs.items() if name in names}
 
             class Launched:
                 """What a wrapper calls in place of a compiled kernel."""
@@ -113,11 +119,33 @@ class Interpreter:
                     sizes = {
                         name: value for name, value in zip(names, arguments, strict=False) if isinstance(value, int)
                     }
-                    kernel[grid.eval_slow({**config.kwargs, **sizes})](*arguments, **blocks)
+                    blocks = enlarged(config.kwargs, sizes)
+                    grid = triton_heuristics.GridExpr.from_meta(inductor_meta, blocks)
+                    constants = {name: value for name, value in blocks.items() if name in names}
+                    kernel[grid.eval_slow({**blocks, **sizes})](*arguments, **constants)
 
             return Launched()
 
         return launcher
+
+
+def enlarged(blocks: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Enlarge the blocks of a kernel until few programs do its work, as far as Inductor leaves out masks by its rules.
+
+    It leaves a mask out where its largest block divides the number of elements, so that no larger one would be safe.
+    """
+    larger = dict(blocks)
+    reductions = [blocks.get(f"{axis}BLOCK") or sizes.get(f"{axis.lower()}numel", 1) for axis in ("R", "R0_", "R1_")]
+    reduced = math.prod(next_power_of_2(size) for size in reductions)
+    for axis in ("X", "Y", "Z"):
+        own, elements = blocks.get(f"{axis}BLOCK"), sizes.get(f"{axis.lower()}numel")
+        if own is None or elements is None:
+            continue
+        others = math.prod(size for name, size in larger.items() if name in {"XBLOCK", "YBLOCK", "ZBLOCK"}) // own
+        wanted = next_power_of_2(-(-elements // _MOST_PROGRAMS))
+        room = _MOST_ELEMENTS // (reduced * others)
+        larger[f"{axis}BLOCK"] = max(own, min(wanted, room, TRITON_MAX_BLOCK[axis]))
+    return larger
 
 
 def _kernel_compiler(load: Callable[[str], ModuleType]) -> type:

@@ -12,6 +12,10 @@ from tests.cell.small_trials import trial_of
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import drawn_by
 from toto_compat.cell.suites.equivalence.compare import (
+    ALIKE_ERRORS,
+    EAGERS_OWN_BY_LUCK,
+    EAGERS_OWN_ERRORS,
+    allowed_beside,
     compare,
     compared_under_nan,
     equivalence_figure,
@@ -21,7 +25,7 @@ from toto_compat.cell.suites.equivalence.comparison import Comparison, Errors, s
 from toto_compat.cell.suites.equivalence.drawn import judged_draws, places_of
 from toto_compat.cell.suites.equivalence.kinds import SIZES
 from toto_compat.cell.suites.equivalence.other_weights import OtherWeights
-from toto_compat.cell.suites.equivalence.reference import Reference, quantities, reference_on, run_reference
+from toto_compat.cell.suites.equivalence.reference import NUDGES, Reference, quantities, reference_on, run_reference
 from toto_compat.cell.suites.equivalence.scenarios import (
     Scenario,
     drawing_of_other_weights,
@@ -76,6 +80,25 @@ def test_a_candidate_that_gives_no_answer_is_infinitely_wrong() -> None:
     exact = {"mean_forecast": torch.ones(2)}
     [compared] = compare("s", {}, Reference(torch.ones(2), exact, exact, (exact,)))
     assert compared.ratio == math.inf
+
+
+def test_errors_that_agree_allow_twice_the_largest_and_those_of_luck_four_times() -> None:
+    assert allowed_beside([1.0, 1.1, 1.15]) == pytest.approx(2.3)
+    assert allowed_beside([1.0, 1.1, 1.3]) == pytest.approx(5.2)
+    assert allowed_beside([0.0, 0.0]) == 0.0
+
+
+@pytest.mark.parametrize(("roundings", "at_most"), [(1, 1e-3), (2, 5e-5), (5, 5e-5), (50, 0.0)])
+def test_chance_hardly_ever_calls_a_right_candidate_wrong(roundings: int, at_most: float) -> None:
+    """A right error is one more draw of what eager's six are draws of, however few roundings decide them."""
+    runs = 200_000
+    generator = torch.Generator().manual_seed(20251030)
+    drawn = torch.randn(runs, len(NUDGES) + 2, roundings, generator=generator).square().mean(-1).sqrt()
+    candidate, eagers_own = drawn[:, 0], drawn[:, 1:]
+    largest, smallest = eagers_own.amax(-1), eagers_own.amin(-1)
+    limits = torch.where(largest <= ALIKE_ERRORS * smallest, EAGERS_OWN_ERRORS, EAGERS_OWN_BY_LUCK) * largest
+    assert limits[:5].tolist() == pytest.approx([allowed_beside(own.tolist()) for own in eagers_own[:5]])
+    assert float((candidate > limits).double().mean()) <= at_most
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The comparison, where the candidate was never imported: its answers against upstream eager's, each with a limit.
 
-A limit is what eager itself does: its distance to a float64 reference, and how far it moves when its inputs move by one
-unit in the last place. The figure is the worst error over its limit.
+A limit is what eager itself does: its distance to a float64 reference, on the inputs and on inputs moved by one unit in
+the last place. The figure is the worst error over its limit.
 """
 
 import math
@@ -50,9 +50,9 @@ from toto_compat.model.bound import BoundModel, WholeModel, unchecked_distributi
 
 METHOD = (
     "distribution parameters under teacher forcing (upstream eager's own forecast fed to all) and the free-running "
-    "mean forecast (each series and variate over its own size), RMSE to a float64 upstream-eager reference over max(2x "
-    "eager's own error, error of eager with inputs moved by one ulp); one series again after another, after other "
-    "shapes, after an exception, after a break, "
+    "mean forecast (each series and variate over its own size), RMSE to a float64 upstream-eager reference over twice "
+    "the largest of eager's own, on these inputs and on inputs moved by one ulp (four times where these differ by more "
+    "than a fifth: luck); one series again after another, after other shapes, after an exception, after a break, "
     "after and during a drawn number of forecasts, with the clocks a year on, after sampling, in a second thread, in "
     "the tensors of another, beside a second model, and as handed out before another was forecast, exactly; samples, "
     "then a mean of that second model, whose weights are others; in two threads at once; the "
@@ -66,8 +66,13 @@ METHOD = (
 )
 # Of what eager makes of NaN without torch's checks, over its size: rounding is far below, any other forecast far above.
 ALIKE, ALIKE_IN_HALF_PRECISION = 1e-3, 0.1
-# Twice: a compiled kernel adds in another order than eager does, which is as right as eager's. This project's choice.
-EAGERS_OWN_ERRORS = 2.0
+# A compiled kernel adds in another order than eager does, which is as right as eager's: its error is one more draw of
+# what eager's own errors are draws of. Over hundreds of roundings these agree to a few hundredths, and twice the
+# largest is out of reach. Where a few roundings decide (one point of a level far from zero, a forecast of eight points)
+# each is luck, and they differ: four times the largest of six is then exceeded by chance once in 1,500 comparisons of a
+# single rounding, once in 50,000 of two (simulated; a test does it again). Wrong caches are hundreds of times off.
+EAGERS_OWN_ERRORS, EAGERS_OWN_BY_LUCK = 2.0, 4.0
+ALIKE_ERRORS = 1.2
 # In the series' own units, each in those of its own series and variate; parameters are those of scaled values.
 IN_UNITS_OF_THE_SERIES = ("mean_forecast", "forecast().mean")
 CONTROL = CacheRequest(name="sabotaged:position_off_by_one", source="builtin")
@@ -203,8 +208,14 @@ def _sizes(name: str, exact: Tensor) -> Tensor:
 
 
 def _limit(name: str, reference: Reference) -> float:
-    own, *nudged = (_distance(name, other[name], reference) for other in (reference.eager, *reference.nudged))
-    return max(EAGERS_OWN_ERRORS * own, *nudged)
+    return allowed_beside([_distance(name, other[name], reference) for other in (reference.eager, *reference.nudged)])
+
+
+def allowed_beside(eagers_own: Sequence[float]) -> float:
+    """How far a right forecast may be off where eager is off by these."""
+    largest = max(eagers_own)
+    alike = largest <= ALIKE_ERRORS * min(eagers_own)
+    return largest * (EAGERS_OWN_ERRORS if alike else EAGERS_OWN_BY_LUCK)
 
 
 def compared_under_nan(scenario: str, name: str, candidate: Tensor | None, reference: Reference) -> Comparison:
