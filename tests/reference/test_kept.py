@@ -97,3 +97,31 @@ def test_a_reference_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: p
 def test_a_profile_of_several_workloads_has_a_cell_for_each() -> None:
     row = replace(ROW, profile="production-check")
     assert len(kept_row(REFERENCE, row, MATRIX).cells) == 3
+
+
+@pytest.mark.parametrize("killed_before", ["run.json", "upstream", "fixed_size"])
+def test_after_a_kill_nothing_is_taken_for_kept_that_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_before: str
+) -> None:
+    """A kill while two cells are kept, before a file of theirs is written: the same command again keeps both."""
+    rows = [row for row in planned_rows(read_plan(REFERENCE / "plan.yaml"), MATRIX, "2.13.0") if row.run == ROW.run]
+    rows = [
+        row for row in rows if row.cell.mode_and_settings == "default" and row.cell.cache in ("upstream", "fixed_size")
+    ]
+    cells = [read_cell(cell_path(REFERENCE / row.run, row.cell)) for row in rows]
+    real = Path.replace
+
+    def replace_file(self: Path, target: Path) -> Path:
+        if killed_before in str(target):
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "replace", replace_file)
+        with pytest.raises(KeyboardInterrupt):
+            keep(tmp_path, ROW.run, MATRIX, profile="quick", cells=cells, revision="")
+    again = [
+        cell for row, cell in zip(rows, cells, strict=True) if kept_row(tmp_path, row, MATRIX).state is not State.THERE
+    ]
+    run = keep(tmp_path, ROW.run, MATRIX, profile="quick", cells=again, revision="")
+    assert {cell.cell for cell in run.cells} == {row.cell for row in rows}

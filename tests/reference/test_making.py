@@ -142,7 +142,7 @@ def test_more_disk_than_the_plan_allows_is_refused_before_anything_is_built(tmp_
     assert BuiltHere(tmp_path).remove_all() == []
 
 
-@pytest.mark.parametrize("record", ['["../../precious"]', '[".."]', "{", '{"a": 1}', "[3]"])
+@pytest.mark.parametrize("record", ['["../../precious"]', '[".."]', "{", '{"a": 1}', "[3]", "3", "null"])
 def test_a_damaged_record_removes_nothing(tmp_path: Path, record: str) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "cache" / "reference").mkdir(parents=True)

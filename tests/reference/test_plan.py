@@ -69,19 +69,21 @@ def test_every_planned_row_is_a_cell_of_the_matrix() -> None:
     ("changes", "told"),
     [
         ({"releases": []}, "releases"),
-        ({"releases": ["2.13"]}, "releases.0"),
-        ({"runs": {"cpu": {"profile": "quick", "rows": ["upstream"]}}}, "runs.cpu.rows.0"),
+        ({"releases": ["2.13"]}, "releases[0]"),
+        ({"runs": {"cpu": {"profile": "quick", "rows": ["upstream"]}}}, "runs.cpu.rows[0]"),
         ({"runs": {"../x": {"profile": "quick"}}}, "runs"),
         (
             {"runs": {"cpu": {"profile": "quick", "more": [{"releases": ["2.1.0"], "rows": ["a/b"]}]}}},
-            "runs.cpu.more.0",
+            "runs.cpu.more[0].releases[0]: found 2.1.0, which is not among `releases`",
         ),
         ({"runs": {"cpu": {"profile": "quick", "counted_by_torch_logs": ["a/b"]}}}, "counted_by_torch_logs"),
         ({"surplus": 1}, "surplus"),
+        ({"releases": ["2.13.0", "2.9.0", "2.13.0"]}, "releases[2]: found 2.13.0 a second time"),
+        ({"runs": {"cpu": {"profile": "quick", "rows": ["a/b", "a/b"]}}}, "runs.cpu.rows[1]: found a/b a second time"),
     ],
 )
 def test_a_mistake_in_the_plan_is_told_with_its_key(tmp_path: Path, changes: dict[str, object], told: str) -> None:
-    with pytest.raises(MatrixFileError, match=r"plan\.yaml") as error:
+    with pytest.raises(MatrixFileError, match=r"plan\.yaml:\d+: ") as error:
         read_plan(written(tmp_path, **changes))
     assert told in str(error.value)
 
@@ -106,3 +108,10 @@ def test_only_takes_releases_of_the_plan() -> None:
     assert chosen_releases(PLAN, ("2.15.0", "2.9.0")) == ("2.9.0", "2.15.0")
     with pytest.raises(SelectionError, match=r"it has 2\.3\.1"):
         chosen_releases(PLAN, ("2.12.0",))
+
+
+def test_a_key_that_stands_there_twice_is_told_with_its_line(tmp_path: Path) -> None:
+    text = "schema: 1\nreleases: [2.13.0]\nruns: {cpu: {profile: quick}}\nruns: {cpu: {profile: full}}\n"
+    (tmp_path / "plan.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(MatrixFileError, match=r"plan\.yaml:4: runs"):
+        read_plan(tmp_path / "plan.yaml")

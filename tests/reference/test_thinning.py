@@ -13,6 +13,7 @@ from toto_compat.evidence.store import StoredCell, load_run
 from toto_compat.matrix.gates import Gate
 from toto_compat.reference.kept import MOST_BYTES
 from toto_compat.reference.thinning import check_same_verdict, thinned
+from toto_compat.verdict.judge import Status, judge
 
 ROOT = Path(__file__).parent.parent.parent
 WHOLE = load_run(ROOT / "results" / "reference" / "cpu-containers")  # committed as it was measured
@@ -55,6 +56,18 @@ def test_the_rows_nearest_to_their_limit_are_kept() -> None:
     thin = thinned(cell.model_copy(update={"evidence": {**cell.evidence, Suite.EQUIVALENCE: evidence}}))
     kept = thin.evidence[Suite.EQUIVALENCE].details["comparisons"]
     assert [row["ratio"] for row in kept] == [number / 100 for number in range(99, 87, -1)]
+
+
+def test_the_counters_of_a_machine_that_ran_for_months_decide_as_before() -> None:
+    """Foreign processes are a small difference of large numbers, in any of the loops."""
+    quiet = {"cores": 2, "clock_s": 8e6, "busy_s": 1.5e7, "own_cpu_s": 6.0}
+    calm = {"before": quiet, "after": {**quiet, "clock_s": 8e6 + 5.0, "busy_s": 1.5e7 + 5.0, "own_cpu_s": 11.0}}
+    loops = [calm] * 14 + [{"before": quiet, "after": {**calm["after"], "busy_s": 1.5e7 + 8.0}}]
+    cell = stored(good_result(), "2026-11-16T10:00:00Z")
+    speed = cell.evidence[Suite.SPEED].model_copy(update={"details": {"conditions": loops}})
+    disturbed = cell.model_copy(update={"evidence": {**cell.evidence, Suite.SPEED: speed}})
+    assert judge(disturbed, GATES).gates[Gate.SPEEDUP].status is Status.INCONCLUSIVE
+    check_same_verdict(disturbed, thinned(disturbed), GATES)
 
 
 def test_thinning_that_touches_what_decides_is_refused() -> None:

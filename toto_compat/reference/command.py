@@ -94,6 +94,7 @@ def forecast_text(forecasts: Sequence[Forecast], making: Making) -> str:
         [
             one.release,
             one.to_run,
+            one.why,
             one.there,
             f"{one.seconds / 60:.0f} min" if one.to_run else "",
             f"{one.download_bytes / 10**9:.1f} GB" if one.download_bytes else "",
@@ -101,7 +102,7 @@ def forecast_text(forecasts: Sequence[Forecast], making: Making) -> str:
         ]
         for one in forecasts
     ]
-    table = tabulate(rows, ["torch", "to run", "there", "time", "download", "disk"], disable_numparse=True)
+    table = tabulate(rows, ["torch", "to run", "because", "there", "time", "download", "disk"], disable_numparse=True)
     minutes, disk = sum(one.seconds for one in forecasts) / 60, max((one.disk_bytes for one in forecasts), default=0)
     lines = [
         table,
@@ -112,6 +113,8 @@ def forecast_text(forecasts: Sequence[Forecast], making: Making) -> str:
     based = "; ".join(dict.fromkeys(one.based_on for one in forecasts if one.to_run))
     lines += [f"times from {based}"] if based else []
     lines += [one.lacking for one in forecasts if one.lacking]
+    if any("stale" in one.why for one in forecasts):
+        lines.append("`--check` says of each row why it is stale")
     if making.budget_seconds is not None:
         lines.append(f"no cell would be started after {making.budget_seconds / 60:g} min")
     return "\n".join(lines)

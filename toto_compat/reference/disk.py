@@ -64,6 +64,8 @@ class BuiltHere:
             names = json.loads(self._record.read_bytes())
         except (OSError, ValueError):
             return []
+        if not isinstance(names, list):
+            return []
         # a name, never a path: what is listed here is removed
         return [
             name for name in names if isinstance(name, str) and name and "/" not in name and not name.startswith(".")

@@ -27,10 +27,9 @@ from toto_compat.matrix.request import matrix_request
 from toto_compat.matrix.schema import Matrix
 from toto_compat.reference.plan import PlannedRow
 from toto_compat.reference.thinning import check_same_verdict, thinned
+from toto_compat.releases.observation import MEASURED_BY
 
 MOST_BYTES = 5_000_000  # of everything that is committed
-# What of an environment changes what is measured; the rest is for containers and GPUs.
-_OF_AN_ENVIRONMENT = ("torch", "build", "python", "toto_ts", "xformers", "pins")
 
 
 class State(StrEnum):
@@ -81,7 +80,7 @@ def stale_because(cell: StoredCell, row: PlannedRow, matrix: Matrix) -> str:
         return f"the profile {row.profile} has the suite {new[0]} now"
     if now.workload != cell.request.workload or now.settings != cell.request.settings:
         return f"the profile {row.profile} asks for something else now"
-    for field in _OF_AN_ENVIRONMENT:
+    for field in MEASURED_BY:
         if getattr(now.environment, field) != getattr(cell.request.environment, field):
             return f"{field} of {row.cell.environment} changed"
     return ""
@@ -93,15 +92,13 @@ def keep(folder: Path, name: str, matrix: Matrix, *, profile: str, cells: Iterab
     gates = {
         gate: limit for gate, limit in gate_limits(matrix, profile).items() if not gate.rule.suite.rule.needs_symbols
     }
-    added: list[CellName] = []
+    added: dict[CellName, StoredCell] = {}
     for cell in cells:
-        thin = thinned(cell)
-        check_same_verdict(cell, thin, gates)
-        write_atomically(cell_path(target, cell.cell), thin.model_dump_json(by_alias=True) + "\n")
-        added.append(cell.cell)
+        added[cell.cell] = thinned(cell)
+        check_same_verdict(cell, added[cell.cell], gates)
     before = load_run(target).info if (target / "run.json").exists() else None
     present = [*(before.cells if before else ()), *added]
-    here = [name for name in dict.fromkeys(present) if cell_path(target, name).exists()]
+    here = [name for name in dict.fromkeys(present) if name in added or cell_path(target, name).exists()]
     info = RunInfo(
         name=name,
         command=("nox", "-s", "reference"),
@@ -121,7 +118,11 @@ def keep(folder: Path, name: str, matrix: Matrix, *, profile: str, cells: Iterab
         started=before.started if before else utc_now(),
         finished=utc_now() if added else before.finished if before else "",
     )
+    # The list first: after a kill it names a cell too many, which is missing and run again. A file that no list names
+    # would be taken for kept and never be shown.
     write_run_info(target, info)
+    for name_of_cell, thin in added.items():
+        write_atomically(cell_path(target, name_of_cell), thin.model_dump_json(by_alias=True) + "\n")
     return load_run(target)
 
 

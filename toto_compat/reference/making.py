@@ -3,6 +3,7 @@
 import hashlib
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -185,6 +186,7 @@ class Forecast:
 
     release: str
     to_run: int
+    why: str  # 3 missing, 1 stale
     there: int
     seconds: float
     download_bytes: int
@@ -204,6 +206,7 @@ def forecast(making: Making, release: str) -> Forecast:
     return Forecast(
         release=release,
         to_run=len(to_run),
+        why=", ".join(f"{count} {state.value}" for state, count in Counter(row.state for row in to_run).items()),
         there=len(rows) - len(to_run),
         seconds=sum(plan.seconds - plan.needs.seconds for plan in plans)
         + sum(one.seconds for one in needs.values())

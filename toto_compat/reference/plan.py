@@ -3,16 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import Field, ValidationError
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.request import TORCH_RELEASE, Device
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import MatrixFileError, SelectionError
+from toto_compat.matrix.document import Document, KeyPath, Mistake, describe_mistakes, read_document
 from toto_compat.matrix.expand import expand
+from toto_compat.matrix.load import schema_mistakes
 from toto_compat.matrix.schema import Matrix
 
 PLAN_FILE = Path("results/reference/plan.yaml")
@@ -63,32 +64,43 @@ class PlannedRow:
 
 
 def read_plan(path: Path) -> ReferencePlan:
-    """Read and check the file; a mistake is told with its key."""
+    """Read and check the file; every mistake is told with its line and key."""
+    document = read_document(path)
+    mistakes = list(document.mistakes)
+    plan: ReferencePlan | None = None
     try:
-        document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MatrixFileError(f"{path}: cannot be read: {error.strerror}", hint="--plan takes a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise MatrixFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-    try:
-        plan = ReferencePlan.model_validate(document)
+        plan = ReferencePlan.model_validate(document.data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise MatrixFileError(f"{path}: {where or 'the file'}: {first['msg']}") from error
-    for name, run in plan.runs.items():
-        for place, more in enumerate(run.more):
-            for release in more.releases:
-                if release not in plan.releases:
-                    key = f"runs.{name}.more.{place}.releases"
-                    raise MatrixFileError(f"{path}: {key}: {release} is not among `releases`", hint="add it there")
-        uncounted = [row for row in run.counted_by_torch_logs if row not in run.rows]
-        if uncounted:
-            key = f"runs.{name}.counted_by_torch_logs"
-            raise MatrixFileError(
-                f"{path}: {key}: {uncounted[0]} is no row of every release", hint="name one of `rows`"
-            )
+        mistakes += schema_mistakes(document, ReferencePlan, error)
+    if plan is not None:
+        mistakes += _contradictions(document, plan)
+    if mistakes or plan is None:
+        raise MatrixFileError(describe_mistakes(path, mistakes), hint="the committed plan.yaml shows how it is written")
     return plan
+
+
+def _contradictions(document: Document, plan: ReferencePlan) -> Iterator[Mistake]:
+    """What every key allows and the file as a whole does not."""
+    yield from _repeated(document, ("releases",), plan.releases)
+    for name, run in plan.runs.items():
+        own = ("runs", name)
+        yield from _repeated(document, (*own, "rows"), run.rows)
+        for place, more in enumerate(run.more):
+            yield from _repeated(document, (*own, "more", place, "rows"), more.rows)
+            for number, release in enumerate(more.releases):
+                if release not in plan.releases:
+                    key = (*own, "more", place, "releases", number)
+                    yield document.mistake(key, f"{release}, which is not among `releases`", "one of those")
+        for number, row in enumerate(run.counted_by_torch_logs):
+            if row not in run.rows:
+                counted = (*own, "counted_by_torch_logs", number)
+                yield document.mistake(counted, f"{row}, which is no row of every release", "one of `rows`")
+
+
+def _repeated(document: Document, key: KeyPath, values: Sequence[str]) -> Iterator[Mistake]:
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            yield document.mistake((*key, place), f"{value} a second time", "every one once")
 
 
 def chosen_releases(plan: ReferencePlan, only: Sequence[str]) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def _thinned_suite(evidence: SuiteEvidence) -> SuiteEvidence:
 def _thinned_detail(name: str, value: Any, told: dict[str, str]) -> Any:
     if isinstance(value, dict) and name in ("timings", "shapes"):
         return {key: _thinned_detail(name, one, told) for key, one in value.items()}
-    if not isinstance(value, list):
+    if not isinstance(value, list) or name == "conditions":  # a gate reads the machine's counters to the last digit
         return value
     if name in ("timings", "shapes"):
         if len(value) > _TIMINGS_KEPT:
