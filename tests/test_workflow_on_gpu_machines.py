@@ -46,6 +46,15 @@ def test_one_gpu_gets_production_and_the_newest_release(tmp_path: Path, monkeypa
     assert "is not in the default plan" not in text
 
 
+def test_productions_own_card_reads_nothing_of_releases_that_nobody_would_run_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wheels before 2.8 have no kernels for it, and none of them would have been in the plan."""
+    smi.install(tmp_path, monkeypatch, [{**RTX_5090, "driver_version": "580.95.05"}])
+    assert environments(text := plan()) == [PRODUCTION, NEWEST]
+    assert "is not in the default plan" not in text
+
+
 def test_eight_gpus_run_eight_cells_at_a_time_and_three_of_them_three(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +71,7 @@ def test_an_old_driver_gets_what_it_can_run_and_reads_what_it_cannot(
     text = plan()
     assert environments(text) == [PRODUCTION, "torch-2.10.0-cu128"], "the newest of CUDA 12"
     assert f"{NEWEST} is not in the default plan: driver 570.86.16 is too old for cu132: CUDA 13 needs 580" in text
+    assert "torch-2.7.0-cu126 is not" not in text
 
 
 def test_a_driver_too_old_for_everything_is_one_error_with_every_reason(
@@ -121,6 +131,27 @@ def test_a_display_card_beside_is_left_out_and_named(tmp_path: Path, monkeypatch
     text = plan()
     assert environments(text) == [PRODUCTION, NEWEST]
     assert "GPU 0 (Quadro K620) is left out: the cells of a run are on one kind of GPU" in text
+
+
+def test_a_machine_that_has_nvidia_smi_and_runs_on_the_cpu_reads_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch)
+    assert "no GPU is used: nvidia-smi finds no GPU" in plan()
+    assert "no GPU is used" not in plan("--device", "cpu")
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert "no GPU is used: CUDA_VISIBLE_DEVICES='-1' hides every GPU" in plan()
+
+
+@pytest.mark.parametrize("visible", [None, "9"])
+def test_what_the_login_node_of_a_cluster_says_of_gpus_keeps_nobody_from_its_nodes(
+    visible: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE if visible else (), says=None if visible else "no driver\n", code=9)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert "device cuda" in plan("--executor", "slurm")
 
 
 def test_a_driver_that_hangs_is_an_error_and_no_cpu_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

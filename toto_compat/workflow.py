@@ -14,6 +14,7 @@ from toto_compat.evidence.files import cache_folder, check_writable
 from toto_compat.evidence.store import CellStore, check_run_name, load_run
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.expand import default_selection
+from toto_compat.matrix.given_path import GivenPath
 from toto_compat.matrix.load import matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.matrix.selection import Selection, select_cells
@@ -33,7 +34,7 @@ from toto_compat.verdict.judged_run import judge_run
 
 
 def run_matrix(asked: Asked) -> ExitCode:
-    """The whole flow; Ctrl-C and SIGTERM end it with the children stopped and the finished cells kept."""
+    """Run the whole flow; Ctrl-C and SIGTERM end it with the children stopped and the finished cells kept."""
     if asked.run is not None:
         check_run_name(asked.run)
     with sigterm_as_interrupt():
@@ -107,17 +108,39 @@ def gpu_runner_would_add(matrix: Matrix, profile: str) -> str:
 
 @click.command("matrix")
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
-@click.option("--profile", default="quick", show_default=True, help="How hard each cell is tried.")
-@click.option("--runtime", type=click.Choice(["auto", "docker", "venv", "here"]), default="auto", show_default=True)
-@click.option("--executor", type=click.Choice(list(EXECUTORS)), default="local", show_default=True)
+@click.option(
+    "--profile",
+    metavar="NAME",
+    default="quick",
+    show_default=True,
+    help="How hard each cell is tried: a profile of matrix.yaml, such as smoke, full or production-check.",
+)
+@click.option(
+    "--runtime",
+    type=click.Choice(["auto", "docker", "venv", "here"]),
+    default="auto",
+    show_default=True,
+    help="What cells run in: containers, virtualenvs, or what is installed here; auto: docker if an engine answers.",
+)
+@click.option(
+    "--executor",
+    type=click.Choice(list(EXECUTORS)),
+    default="local",
+    show_default=True,
+    help="Who runs them: this machine, or a cluster.",
+)
 @click.option("--detach", is_flag=True, help="Leave the cells to Slurm and return; see `toto-compat status`.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="What they run on; auto: a GPU if one answers, else the CPU.",
+)
 @click.option("--jobs", type=click.IntRange(min=1), help="Cells at a time.  [default: one per GPU, on a CPU up to 2]")
 @click.option("--fresh", is_flag=True, help="Run every cell again, also those that did not change.")
 @click.option("--rebuild", is_flag=True, help="Build container images anew, also those that are there.")
-@click.option(
-    "--data", type=click.Path(path_type=Path), help="Your own series: a CSV, or a folder with one per symbol."
-)
+@click.option("--data", type=GivenPath(), help="Your own series: a CSV, or a folder with one per symbol.")
 @click.option("--column", metavar="NAME", help="The column of your series to forecast.  [default: close]")
 @click.option("--symbols", multiple=True, metavar="A,B", help="Which of your series.  [default: all]")
 @click.option(
@@ -132,7 +155,9 @@ def gpu_runner_would_add(matrix: Matrix, profile: str) -> str:
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop: nothing is fetched, built, removed or run.")
 @click.option("--json", "as_json", is_flag=True, help="Print compatibility.json (with --dry-run the plan) to stdout.")
-@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
+)
 @matrix_option
 def matrix_command(**asked: Any) -> None:
     """Run the cells of the matrix and say what can be compiled.

@@ -1,26 +1,29 @@
 """The bundle: complete, readable by the project's own commands, escaped, and published only if a GPU made it."""
 
+import errno
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.gpu_cells import MatrixOfThisMachine, checked
+from tests.acceptance.gpu_cells import MatrixOfThisMachine, checked, sabotaged
 from tests.runtimes.nvidia import smi
 from tests.verdict.stored_runs import stored
-from toto_compat.acceptance import command
+from toto_compat.acceptance import command, sabotages
 from toto_compat.acceptance.bundle import (
     AcceptanceReport,
     as_markdown,
     as_page,
     publish_bundle,
     why_not_publishable,
+    without_places,
 )
 from toto_compat.acceptance.campaign import About, Campaign, Ended, StepName, StepRecord
 from toto_compat.acceptance.claims import Claim
 from toto_compat.acceptance.command import Wanted, accept
-from toto_compat.errors import RefusedError
+from toto_compat.errors import RefusedError, StorageError
 from toto_compat.evidence.store import find_run, load_run, write_cell
 
 MATRIX = Path(__file__).parents[2] / "matrix.yaml"
@@ -94,6 +97,92 @@ def test_a_bundle_with_a_step_or_a_cell_missing_is_refused(tmp_path: Path) -> No
     reasons = list(why_not_publishable(bundle))
     assert any("not every step" in why for why in reasons)
     assert any("cells without a result" in why for why in reasons)
+
+
+def test_one_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path / "results")
+    shutil.rmtree(bundle / "sabotaged_slow")
+    assert list(why_not_publishable(bundle)) == ["the run sabotaged_slow is missing"]
+    (bundle / "acceptance.json").unlink()
+    with pytest.raises(RefusedError, match=r"acceptance\.json is missing"):
+        publish_bundle(bundle, tmp_path / "results")
+
+
+def test_a_sabotage_that_no_gpu_ran_is_refused(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path / "results")
+    name = f"torch-2.9.0-cu128/{sabotages.ALL[0].cache}/reduce-overhead"
+    cell = sabotaged(name)
+    blind = cell.model_copy(update={"provenance": cell.provenance.model_copy(update={"gpu": None})})
+    write_cell(bundle / sabotages.ALL[0].cache, stored(blind, "2026-11-17T12:00:00Z"))
+    reasons = list(why_not_publishable(bundle))
+    assert f"{name}: it saw no GPU" in reasons
+    assert any("is told as held, by its runs it is not shown" in why for why in reasons)
+
+
+@pytest.mark.parametrize("change", ["ended", "removed", "invented"])
+def test_claims_that_its_own_runs_do_not_bear_out_are_refused(change: str, tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path / "results")
+    document = json.loads((bundle / "acceptance.json").read_bytes())
+    first, *others = document["claims"]
+    claims = {
+        "ended": [{**first, "ended": "broken"}, *others],
+        "removed": others,
+        "invented": [*document["claims"], {**first, "claim": "it is ten times as fast"}],
+    }
+    document["claims"] = claims[change]
+    (bundle / "acceptance.json").write_text(json.dumps(document), encoding="utf-8")
+    [why] = why_not_publishable(bundle)
+    told = {"ended": "is told as broken, by its runs it is held", "removed": "is told as not there"}
+    assert told.get(change, "by its runs it is not there") in why
+
+
+def test_a_limit_that_was_taken_out_of_a_bundle_is_noticed(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path / "results")
+    run = json.loads((bundle / "run.json").read_bytes())
+    del run["gates"]["equivalence"]
+    (bundle / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    assert any("forecasts as eager" in why for why in why_not_publishable(bundle))
+
+
+@pytest.mark.parametrize("there", ["a file", "a link", "half of one"])
+def test_a_bundle_takes_the_place_of_whatever_is_there(there: str, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    bundle = bundle_of(results)
+    shutil.rmtree(bundle)
+    if there == "a file":
+        bundle.write_text("x", encoding="utf-8")
+    elif there == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        bundle.symlink_to(tmp_path / "elsewhere")
+    else:
+        (bundle.parent / ".bundle" / "device").mkdir(parents=True)
+        (bundle.parent / ".bundle" / "device" / "run.json").write_text("{", encoding="utf-8")
+    assert list(why_not_publishable(bundle_of(results))) == []
+    assert not (bundle.parent / ".bundle").exists()
+    assert not list(tmp_path.glob("elsewhere/*"))
+
+
+def test_what_is_published_is_there_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tmp_path / "results"
+    bundle = bundle_of(results)
+    published = publish_bundle(bundle, results)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(StorageError, match="No space left"):
+        publish_bundle(bundle, results)
+    assert list(why_not_publishable(published)) == []
+
+
+@pytest.mark.parametrize("home", ["/", "/home/somebody", "/root"])
+def test_no_folder_of_the_machine_is_in_what_is_committed(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", "/srv/cache-of-somebody")
+    text = f"a/b {home}/x /srv/cache-of-somebody/venvs '/srv/results/gpu-acceptance/device' /rootfs"
+    told = without_places(text, Path("/srv/results/gpu-acceptance"))
+    assert told == f"a/b {'//x' if home == '/' else '~/x'} cache/venvs 'acceptance/device' /rootfs"
 
 
 def test_what_a_log_or_torch_said_is_escaped_in_both_pages() -> None:

@@ -1,12 +1,25 @@
 """Claims that were only predicted: held, broken, or not shown, and never held without a GPU."""
 
+from dataclasses import replace
+
 import pytest
 
-from tests.acceptance.gpu_cells import CAPTURED, MUTATED, SPLIT, cell_of, checked, lowered, on_device, predicted
+from tests.acceptance.gpu_cells import (
+    CAPTURED,
+    MUTATED,
+    SPLIT,
+    cell_of,
+    checked,
+    lowered,
+    on_device,
+    predicted,
+    sabotaged,
+)
 from tests.verdict.sample_cells import with_figures
 from tests.verdict.stored_runs import judged_run
 from toto_compat.acceptance.campaign import About, Campaign, Ended, StepName, StepRecord
 from toto_compat.acceptance.claims import Claim, Evidence, claims_of, partitions_text
+from toto_compat.acceptance.sabotages import ALL
 from toto_compat.acceptance.trials import FIXED_SIZE, WHOLE_MODELS, replay_of
 from toto_compat.contract.result import CellResult, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
@@ -22,11 +35,13 @@ def evidence(
     without_gpu: CellResult | None = None,
     device: CellResult | None = None,
     row: CellResult | None = None,
-    sabotages: Ended = Ended.HELD,
+    not_caught: str = "",
+    sabotages_on: str = ENVIRONMENT,
     rehearsal: bool = False,
 ) -> Evidence:
     about = About(rehearsal=rehearsal, environments=(ENVIRONMENT,), source_hash="a", matrix_hash="b")
-    steps = {StepName.SABOTAGES: StepRecord(ended=sabotages, lines=("slow: caught",))}
+    steps = {StepName.SABOTAGES: StepRecord(ended=Ended.HELD, lines=("what a state says is no evidence",))}
+    broken = {one.name: f"{sabotages_on}/{one.cache}/reduce-overhead" for one in ALL}
     interpreted = SuiteEvidence(
         suite=Suite.CUDA_EQUIVALENCE,
         outcome=Outcome.MEASURED,
@@ -37,6 +52,11 @@ def evidence(
         lowered=[without_gpu or lowered(STATIC), *(lowered(name, refused=8, partitions=SPLIT) for name in WHOLE)],
         on_device=[device or on_device(STATIC), *(on_device(name, refused=8) for name in WHOLE)],
         production=judged_run(row or checked(STATIC)).cells,
+        sabotaged=[
+            cell
+            for name, of in broken.items()
+            for cell in judged_run(checked(of) if name == not_caught else sabotaged(of)).cells
+        ],
         interpreted=[cell_of(STATIC, {Suite.CUDA_EQUIVALENCE: interpreted}, on_gpu=False)],
     )
 
@@ -98,17 +118,59 @@ def test_a_gate_that_stays_inconclusive_on_a_gpu_is_named() -> None:
 @pytest.mark.parametrize("rehearsal", [True, False])
 def test_nothing_is_held_where_no_gpu_took_part(rehearsal: bool) -> None:
     """CPU evidence in the place of the GPU's, with or without the word rehearsal on it."""
-    found = evidence(device=predicted(STATIC), row=checked(STATIC.replace("cu128", "cpu")), rehearsal=rehearsal)
+    on_cpu = ENVIRONMENT.replace("cu128", "cpu")
+    row = checked(STATIC.replace(ENVIRONMENT, on_cpu))
+    found = evidence(device=predicted(STATIC), row=row, sabotages_on=on_cpu, rehearsal=rehearsal)
     of_static = [
         one for one in claims_of(found) if "list_index" not in one.claim and "compile_friendly" not in one.claim
     ]
-    ended = {one.claim: one.ended for one in of_static if "wrong on purpose" not in one.claim}
+    ended = {one.claim: one.ended for one in of_static}
     assert set(ended.values()) == {Ended.NOT_SHOWN}, ended
-    assert claim(found, "wrong on purpose").ended is (Ended.NOT_SHOWN if rehearsal else Ended.HELD)
 
 
-def test_a_sabotage_that_was_not_caught_breaks_the_claim() -> None:
-    assert claim(evidence(sabotages=Ended.BROKEN), "wrong on purpose").ended is Ended.BROKEN
+def test_a_sabotage_that_was_not_caught_breaks_the_claim_whatever_the_state_says() -> None:
+    told = claim(evidence(not_caught="slow"), "wrong on purpose")
+    assert told.ended is Ended.BROKEN
+    assert "slow (" in told.found and "NOT caught" in told.found
+
+
+def test_sabotages_that_nobody_ran_show_nothing() -> None:
+    told = claim(replace(evidence(), sabotaged=()), "wrong on purpose")
+    assert told.ended is Ended.NOT_SHOWN
+    assert "leaking_mask: no result" in told.found
+
+
+def test_a_claim_that_held_says_what_is_so() -> None:
+    """What was predicted not to be taken, and is not, must not read as if it were."""
+    refused = evidence(without_gpu=lowered(STATIC, refused=3, partitions=SPLIT), device=on_device(STATIC, refused=3))
+    assert claim(refused, "do not take every graph whole").ended is Ended.HELD
+    taken = evidence()
+    taken = replace(
+        taken,
+        lowered=[lowered(STATIC), *(lowered(name) for name in WHOLE)],
+        on_device=[on_device(STATIC), *(on_device(name) for name in WHOLE)],
+    )
+    told = [one for one in claims_of(taken) if one.claim.startswith(tuple(WHOLE))]
+    assert [(one.ended, "take it whole" in one.claim) for one in told] == [(Ended.HELD, True)] * 2
+
+
+def test_another_reason_than_the_predicted_one_breaks_a_claim_about_reasons() -> None:
+    found = evidence()
+    [event] = found.on_device[1].evidence[Suite.CUDAGRAPH].events
+    other = event.model_copy(update={"reason": "cpu device", "normalised_reason": "cpu device"})
+    for events in ((other,), ()):
+        held = found.on_device[1].evidence[Suite.CUDAGRAPH].model_copy(update={"events": events})
+        changed = found.on_device[1].model_copy(update={"evidence": {Suite.CUDAGRAPH: held}})
+        told = claim(replace(found, on_device=[found.on_device[0], changed, found.on_device[2]]), "list_index")
+        assert told.ended is Ended.BROKEN
+    assert "no reason was logged" in told.found
+
+
+def test_a_time_that_a_busy_machine_left_open_shows_nothing_and_breaks_nothing() -> None:
+    undecided = with_figures(checked(STATIC), {Gate.LATENCY_STABILITY: Figure(value=None, missing="too few")})
+    told = claim(evidence(row=undecided), "every gate of a row")
+    assert told.ended is Ended.NOT_SHOWN
+    assert "latency_stability" in told.found
 
 
 def test_one_witness_is_no_proof_of_a_replay() -> None:

@@ -1,14 +1,17 @@
 """The acceptance from its command: with a GPU that only nvidia-smi tells of, without one, resumed, rehearsed."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from tests.acceptance.gpu_cells import MatrixOfThisMachine
+from tests.acceptance.gpu_cells import MatrixOfThisMachine, checked
 from tests.runtimes.nvidia import smi
+from tests.verdict.sample_cells import GATES
+from tests.verdict.stored_runs import store_run
 from toto_compat.acceptance import command, sabotages
 from toto_compat.acceptance.bundle import AcceptanceReport
 from toto_compat.acceptance.campaign import REHEARSAL, Campaign, Ended, StepName
@@ -43,6 +46,7 @@ def test_a_machine_without_a_gpu_reads_one_message_that_names_the_rehearsal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    smi.without_devices(tmp_path, monkeypatch)
     done = CliRunner().invoke(cli, ["gpu-acceptance", "--matrix", str(MATRIX), "--results", str(tmp_path / "results")])
     assert isinstance(done.exception, EnvironmentBuildError)
     assert done.exception.code is ExitCode.ENVIRONMENT
@@ -113,6 +117,45 @@ def test_what_could_not_be_run_is_not_shown_and_tried_again_at_the_next_start(
     second = MatrixOfThisMachine()
     assert accept(wanted(tmp_path), second) is Ended.HELD
     assert second.runs == [failing]
+
+
+@pytest.mark.parametrize("run", ["lowering", "device", "production-check", sabotages.ALL[0].cache])
+@pytest.mark.parametrize("what", ["run", "cell"])
+def test_a_step_whose_run_is_no_longer_there_is_taken_again_whatever_the_state_says(
+    run: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    accept(wanted(tmp_path), MatrixOfThisMachine())
+    gone = tmp_path / "results" / "gpu-acceptance" / run
+    shutil.rmtree(gone if what == "run" else gone / "cells")
+    again = MatrixOfThisMachine()
+    assert accept(wanted(tmp_path), again) is Ended.HELD
+    assert again.runs == [run]
+
+
+def test_a_state_that_tells_of_a_sabotage_what_its_run_does_not_changes_no_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    accept(wanted(tmp_path), MatrixOfThisMachine())
+    folder = tmp_path / "results" / "gpu-acceptance"
+    environment = f"{PRODUCTION}/{sabotages.ALL[0].cache}/reduce-overhead"
+    store_run(folder, sabotages.ALL[0].cache, [checked(environment)], gates=GATES, device="cuda")
+    assert accept(wanted(tmp_path), MatrixOfThisMachine()) is Ended.BROKEN
+    [told] = [claim for claim in report_in(folder).claims if "wrong on purpose" in claim.claim]
+    assert told.ended is Ended.BROKEN
+    assert "NOT caught" in told.found
+
+
+def test_how_many_cards_of_a_kind_are_free_today_is_no_other_acceptance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.EIGHT)
+    accept(wanted(tmp_path), MatrixOfThisMachine())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    again = MatrixOfThisMachine()
+    assert accept(wanted(tmp_path), again) is Ended.HELD
+    assert again.runs == []
 
 
 def test_another_card_or_driver_does_not_go_on_with_what_the_first_one_did(

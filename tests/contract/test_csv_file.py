@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from time import process_time
 
 import pytest
 from hypothesis import example, given
@@ -107,13 +108,46 @@ def test_a_mistake_names_file_line_and_column(tmp_path: Path, text: str | bytes,
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("number", ["1,234.5", "1.234,5", "1,5", "-1,5", "1 234", "1\u00a0234.5", "1'234", "1_234"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        *("1,234.5", "1.234,5", "1,5", "-1,5", "1 234", "1\u00a0234.5", "1'234", "1_234"),
+        *("1.234.567", "1\u2009234", "1\u2019234", "1_0e3", "1,5e3"),
+    ],
+)
 def test_what_can_be_read_in_two_ways_is_refused(tmp_path: Path, number: str) -> None:
     for text in (f'time,price\n1,2\n2,"{number}"\n', f"time;price\n1;2\n2;{number}\n"):
         with pytest.raises(InputError, match="thousands separator or a decimal comma") as caught:
             read(tmp_path, text)
         assert f"series.csv:3: price: {number!r}" in str(caught.value)
         assert "write 1234.5" in caught.value.hint
+
+
+@pytest.mark.parametrize("number", ["1.234", "1234.567", "1e3", "-2.5E-3", ".5", "1.", "+7", "0.000123456"])
+def test_what_can_be_read_in_one_way_is_a_number(tmp_path: Path, number: str) -> None:
+    assert read(tmp_path, f"time,price\n1,2\n2,{number}\n").values == ((2.0, float(number)),)
+
+
+@pytest.mark.parametrize(("before", "line"), [("", 1), ("\n\n", 3), ("sep=,\n", 2)])
+def test_a_column_that_is_not_there_is_told_with_the_line_of_the_header(tmp_path: Path, before: str, line: int) -> None:
+    with pytest.raises(InputError, match=rf"series.csv:{line}: no column 'price'"):
+        read(tmp_path, f"{before}time,close\n1,2\n2,3\n")
+
+
+def test_an_hour_that_comes_twice_is_told_with_what_to_do(tmp_path: Path) -> None:
+    twice = "time,price\n2025-10-26T01:00,1\n2025-10-26T02:00,2\n2025-10-26T02:00,3\n"
+    with pytest.raises(InputError, match=r"series.csv:4: time: the time of the row before") as caught:
+        read(tmp_path, twice)
+    assert "needs its zone" in caught.value.hint
+    zoned = "time,price\n2025-10-26T02:00+02:00,2\n2025-10-26T02:00+01:00,3\n"
+    assert read(tmp_path, zoned).interval_seconds == 3600
+
+
+def test_a_long_number_is_refused_in_no_time(tmp_path: Path) -> None:
+    start = process_time()
+    with pytest.raises(InputError, match="is no number"):
+        read(tmp_path, f"time;price\n1;2\n2;{'1,' * 50_000}x\n")
+    assert process_time() - start < 5
 
 
 def test_a_thousands_separator_without_quotes_is_a_field_too_much(tmp_path: Path) -> None:
@@ -146,6 +180,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: p
 @given(content=st.binary(max_size=200))
 @example(content=b"a,b\n1,2\n\xef\xbb\xbf2,3")
 @example(content=b'a,b\n"')
+@example(content=b",")
 @example(content=b"a,b\n1e999,2\n2,3")
 @example(content=b"a,b\n0001-01-01,1\n9999-12-31T23:59:59.999999-23:59,2")
 @example(content=b"a,b\n-62135596801,1\n99999999999999999999999,2")

@@ -6,8 +6,10 @@ builds and containers can be shown with it; tests that need a compiler use the r
 
 import hashlib
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -40,14 +42,17 @@ def why_no_engine() -> str:
     return "" if with_base else f"no offline base image with Python {OFFLINE_BASE_PYTHON}: `docker/offline-base.sh`"
 
 
-def tiny_wheel(folder: Path, name: str, version: str, content: str = "") -> Path:
-    """A real wheel with one module."""
+def tiny_wheel(
+    folder: Path, name: str, version: str, content: str = "", more: Mapping[str, str] = MappingProxyType({})
+) -> Path:
+    """A real wheel with one module, and `more` files by their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     module = name.replace("-", "_")
     path = folder / f"{module}-{version}-py3-none-any.whl"
     info = f"{module}-{version}.dist-info"
     files = {
         f"{module}.py": content or f"__version__ = {version!r}\n",
+        **more,
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }

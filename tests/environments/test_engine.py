@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.reachable import let_everybody_in
 from toto_compat.environments.engine import (
     EngineFacts,
     blame_connection,
@@ -56,8 +57,7 @@ def test_no_permission_on_the_socket(tmp_path: Path) -> None:
         listening.bind(str(path))
         listening.listen()
         path.chmod(0o600)
-        for folder in (tmp_path, *tmp_path.parents[:3]):
-            folder.chmod(0o755)
+        let_everybody_in(tmp_path)
         with socket.socket(socket.AF_UNIX) as asking:
             os.seteuid(65534)
             try:

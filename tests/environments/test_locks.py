@@ -139,6 +139,33 @@ def test_a_base_digest_once_resolved_is_kept(tmp_path: Path) -> None:
     assert read_base_digests(tmp_path)["python:3.11-slim"] == "sha256:" + "1" * 64
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("- python:3.11-slim\n", "not images with their digests"),
+        ("python:3.11-slim\n", "not images with their digests"),
+        ('"python:3.11-slim": latest\n', "python:3.11-slim: 'latest' is no digest"),
+        ('"python:3.11-slim": [1]\n', "is no digest"),
+        ('"python:3.11-slim: x\n', "not valid YAML"),
+    ],
+)
+def test_a_file_of_digests_that_was_edited_by_hand_is_an_error_that_names_it(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "base-images.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(EnvironmentBuildError, match=r"base-images\.yaml") as caught:
+        read_base_digests(tmp_path)
+    assert told in caught.value.message
+    assert "restore the committed file" in caught.value.hint
+
+
+def test_a_digest_that_is_still_open_is_none(tmp_path: Path) -> None:
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "base-images.yaml").write_text('"python:3.11-slim":\n', encoding="utf-8")
+    assert read_base_digests(tmp_path) == {}
+
+
 def test_check_names_the_environments_whose_locks_are_stale(tmp_path: Path) -> None:
     text = (REPOSITORY / "matrix.yaml").read_text().replace('toto_ts: "0.2.0"', 'toto_ts: "0.1.4"')
     changed = tmp_path / "matrix.yaml"

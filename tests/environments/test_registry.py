@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import http.server
+import io
 import json
 import shutil
 import socket
@@ -11,7 +12,9 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,7 @@ def test_a_name_is_read_as_engines_read_it(image: str, name: ImageName) -> None:
         ("python:3.12-slim", "https://registry-1.docker.io/v2/library/python/manifests/3.12-slim"),
         ("127.0.0.1:5000/a:1", "http://127.0.0.1:5000/v2/a/manifests/1"),
         ("localhost/a:1", "http://localhost/v2/a/manifests/1"),
+        ("[::1]:5000/a:1", "http://[::1]:5000/v2/a/manifests/1"),
         ("10.0.0.5:5000/a:1", "https://10.0.0.5:5000/v2/a/manifests/1"),
     ],
 )
@@ -57,7 +61,9 @@ def test_only_this_machine_is_asked_without_tls(image: str, url: str) -> None:
     assert parse_image_name(image).url == url
 
 
-@pytest.mark.parametrize("image", ["", "Python:3", "python:3 12", "python:../../x", "a//:x y"])
+@pytest.mark.parametrize(
+    "image", ["", "Python:3", "python:3 12", "python:../../x", "a//:x y", "a.b:port/python:3", "u:p@a.b/python:3"]
+)
 def test_what_is_no_name_of_an_image_is_an_error_that_names_the_key(image: str) -> None:
     with pytest.raises(EnvironmentBuildError, match="is no name of an image") as caught:
         ask_registry(image)
@@ -225,27 +231,139 @@ def test_where_no_registry_answers_the_digest_stays_open(tmp_path: Path, monkeyp
     assert read_base_digests() == {}
 
 
-@pytest.mark.parametrize(
-    ("status", "headers", "told"),
-    [
-        (401, {"WWW-Authenticate": 'Basic realm="private"'}, "wants a login"),
-        (401, {}, "wants a login"),
-        (401, {"WWW-Authenticate": 'Bearer realm="file:///etc/passwd"'}, "wants a login"),
-        (500, {}, "answers 500"),
-        (200, {"Docker-Content-Digest": "sha256:short"}, "no digest"),
-    ],
-)
-def test_a_registry_that_says_something_else_is_none(status: int, headers: dict[str, str], told: str) -> None:
+# --- what is no registry ----------------------------------------------------------------------------------------------
+
+INDEX = "application/vnd.oci.image.index.v1+json"
+DIGEST = "sha256:" + "ab" * 32
+Answer = tuple[int, dict[str, str], bytes]
+
+
+@contextmanager
+def answering(answers: Callable[[str, str], Answer]) -> Iterator[str]:
+    """A server on the loopback that answers a method and a path as it is told."""
+
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
+        def do_GET(self) -> None:
+            status, headers, body = answers(self.command, self.path)
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
+            self.wfile.write(body)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def log_message(self, *_: Any) -> None: ...
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def told_by(answers: Callable[[str, str], Answer]) -> str:
+    """Why a server that answers so is no registry."""
+    with answering(answers) as host, pytest.raises(NoRegistryError) as caught:
+        ask_registry(f"{host}/python:3")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "told"),
+    [
+        (401, {"WWW-Authenticate": 'Basic realm="private"'}, b"", "wants a login"),
+        (401, {}, b"", "wants a login"),
+        (401, {"WWW-Authenticate": 'Bearer realm="file:///etc/passwd"'}, b"", "wants a login"),
+        (403, {}, b"", "answers 403 Forbidden: it has no python, or wants a login for it"),
+        (500, {}, b"", "answers 500"),
+        (200, {"Docker-Content-Digest": "sha256:short"}, b"", "no digest"),
+        (200, {"Docker-Content-Digest": DIGEST, "Content-Type": "text/html"}, b"", "text/html, which is no manifest"),
+        (200, {"Content-Type": "text/html"}, b"<html>Please log in</html>", "text/html, which is no manifest"),
+        (200, {}, b"hello", "text/plain, which is no manifest"),
+        (200, {"Content-Type": INDEX}, b"<html>", "Expecting value"),
+        (200, {"Content-Type": INDEX}, b'{"schemaVersion": 1}', "no manifest of schema 2"),
+        (200, {"Content-Type": INDEX}, b"[" * 200_000, "recursion"),
+        (200, {"Content-Type": INDEX, "Content-Length": "999"}, b'{"schemaVersion": 2,', "Expecting"),
+        (200, {"Content-Type": INDEX}, b" " * 10_000_001, "longer than 10 MB"),
+        (302, {"Location": "ftp://127.0.0.1:9/x"}, b"", "refused"),
+        (302, {"Location": "file:///etc/passwd"}, b"", "302"),
+    ],
+)
+def test_a_registry_that_says_something_else_is_none(
+    *, status: int, headers: dict[str, str], body: bytes, told: str
+) -> None:
+    """And nothing of what it says is pinned."""
+    assert told in told_by(lambda _method, _path: (status, headers, body))
+
+
+def test_what_speaks_no_http_is_no_registry() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            with server.accept()[0] as caller:
+                caller.recv(65536)
+                caller.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        with pytest.raises(NoRegistryError, match="SSH-2"):
+            ask_registry(f"127.0.0.1:{server.getsockname()[1]}/python:3")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (404, b"", "for a token, which answers 404"),
+        (200, b'{"token": "", "access_token": ""}', "gives no token"),
+        (200, b'{"token": 7}', "gives no token"),
+        (200, b'{"token": "a\\r\\nHost: x"}', "gives no token"),
+        (200, b"[]", "gives no token"),
+        (200, b"<html>", "Expecting value"),
+        (200, b'{"token": "one that is not enough"}', "answers 401"),
+    ],
+    ids=["no such page", "empty", "a number", "a second header", "a list", "a page", "not enough"],
+)
+def test_a_token_that_is_none_ends_it_and_says_nothing_of_the_image(*, status: int, body: bytes, told: str) -> None:
+    def answers(_method: str, path: str) -> Answer:
+        if path.startswith("/token"):
+            return status, {}, body
+        return 401, {"WWW-Authenticate": f'Bearer realm="http://{hosts[0]}/token",service="s"'}, b""
+
+    hosts: list[str] = []
+    with answering(answers) as host:
+        hosts.append(host)
         with pytest.raises(NoRegistryError, match=told):
-            ask_registry(f"127.0.0.1:{server.server_port}/python:3")
+            ask_registry(f"{host}/python:3")
+
+
+def test_a_registry_that_moved_and_one_that_gives_no_header_are_understood() -> None:
+    """The realm has a query of its own, the challenge is the second of two, and the digest is the manifest's hash."""
+    manifest = json.dumps({"schemaVersion": 2, "manifests": []}).encode()
+    asked: list[str] = []
+
+    def answers(_method: str, path: str) -> Answer:
+        asked.append(path)
+        if path.startswith("/token"):
+            return 200, {}, b'{"token": "t"}'
+        if path.startswith("/v2/"):
+            return 307, {"Location": "/moved"}, b""
+        return 200, {"Content-Type": f"{INDEX}; charset=utf-8"}, manifest
+
+    with answering(answers) as host:
+        found = ask_registry(f"{host}/python:3")
+    assert found == f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+    assert "/moved" in asked
+
+
+def test_no_answer_is_taken_from_where_anybody_on_the_way_could_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry behind TLS that sends on to one that is not."""
+
+    class Elsewhere(io.BytesIO):
+        headers = Message()
+
+        def geturl(self) -> str:
+            return "http://elsewhere/v2/library/python/manifests/3"
+
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: Elsewhere())
+    with pytest.raises(NoRegistryError, match="it sends from https to http"):
+        ask_registry("ghcr.io/some/python:3")

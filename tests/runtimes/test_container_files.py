@@ -9,6 +9,7 @@ import docker
 import pytest
 from docker.models.containers import Container
 
+from tests.reachable import let_everybody_in
 from tests.runtimes.containers import identity, job_of, own_containers, run
 from toto_compat.environments.engine import open_client
 from toto_compat.errors import EnvironmentBuildError
@@ -38,8 +39,7 @@ def test_a_user_who_is_not_root_runs_cells_as_himself(
     client: docker.DockerClient, image: str, tmp_path: Path, uid: int
 ) -> None:
     """The whole way as that user: his socket permission, his folder, his files."""
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
+    let_everybody_in(tmp_path)
     cell = tmp_path / "cell"
     cell.mkdir()
     script = "import os, pathlib; pathlib.Path('made').write_text(str(os.getuid()))"

@@ -1,8 +1,11 @@
 """doctor says what is here and gives the command for what is not, whatever the state of the machine."""
 
+import http.server
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -15,6 +18,7 @@ from toto_compat.matrix.load import load_matrix
 from toto_compat.runtimes.doctor import (
     Finding,
     State,
+    examine_container_gpus,
     examine_docker,
     examine_environments,
     examine_gpu,
@@ -47,8 +51,15 @@ def test_every_part_is_looked_at() -> None:
     assert expected <= set(findings())
 
 
+def test_what_is_optional_names_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    assert "--executor slurm" in findings()["Slurm"]["fix"]
+    assert "nox -s reference" in findings()["Chromium"]["fix"]
+
+
 def test_a_bare_machine_gets_a_command_for_each_missing_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    smi.without_devices(tmp_path, monkeypatch)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     monkeypatch.delenv("CXX", raising=False)
     found = findings()
@@ -150,8 +161,52 @@ def test_an_nvidia_smi_that_fails_is_missing_and_not_a_machine_without_gpu(
     assert "--device cpu" in what_it_can_run([found])
 
 
+@pytest.mark.usefixtures("no_engine")
+def test_gpus_that_are_hidden_are_told_with_what_hides_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi.install(project / "bin", monkeypatch, smi.ONE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (found,) = of_gpus(project)
+    assert "hides every GPU" in found.found
+    assert "unset CUDA_VISIBLE_DEVICES" in found.fix
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_memory_that_nobody_knows_of_is_told_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that shares the machine's memory, and a slice."""
+    shared = {**smi.gpu(0, "NVIDIA GB10", "12.1"), "memory.total": "[N/A]", "memory.used": "700"}
+    smi.install(project / "bin", monkeypatch, [shared])
+    assert Finding("GPU memory", State.OK, "nvidia-smi does not say how much is free") in of_gpus(project)
+
+
+def test_an_engine_that_answers_half_is_no_traceback(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells its version and fails at everything else."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        asked = 0
+
+        def do_GET(self) -> None:
+            Handler.asked += 1
+            known = self.path.endswith("/version") and Handler.asked == 1
+            self.send_response(200 if known else 500)
+            self.end_headers()
+            self.wfile.write(b'{"ApiVersion": "1.41", "Version": "20.10"}' if known else b'{"message": "overloaded"}')
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
+        states = []
+        for examine in (examine_docker, examine_container_gpus):
+            Handler.asked = 0
+            states.append(examine().state)
+        server.shutdown()
+    assert states == [State.OPTIONAL, State.OPTIONAL]
+
+
 def test_a_machine_without_a_gpu_says_what_one_needs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(project))
+    smi.without_devices(project, monkeypatch)
     (found,) = of_gpus(project)
     assert found.state is State.OPTIONAL
     assert "no nvidia-smi" in found.found

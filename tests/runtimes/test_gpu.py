@@ -8,7 +8,7 @@ import pytest
 from tests.runtimes.nvidia import smi
 from toto_compat.contract.request import Device, Environment
 from toto_compat.errors import EnvironmentBuildError
-from toto_compat.runtimes.gpu import check_gpus, gpu_notes, wheel_runs_on, why_not_runnable
+from toto_compat.runtimes.gpu import check_gpus, check_kernels, gpu_notes, wheel_runs_on, why_not_runnable
 from toto_compat.runtimes.gpu_refusals import advice_on_refusal
 from toto_compat.runtimes.nvidia_smi import Gpu, find_gpus
 
@@ -68,6 +68,15 @@ def test_a_busy_card_and_one_of_another_kind_are_noted(tmp_path: Path, monkeypat
     assert "train.py (pid 5, 0 MB); timings beside it are INCONCLUSIVE" in busy
 
 
+def test_a_full_card_beside_free_ones_of_its_kind_is_noted_and_vetoes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, [smi.gpu(0), {**smi.gpu(1), "memory.used": "80000"}])
+    check_gpus("e", CUDA, Device.CUDA, find_gpus())
+    [note] = gpu_notes()
+    assert "GPU 1 (NVIDIA H100 80GB HBM3) is left out: it has 1559 of 81559 MB free" in note
+
+
 def test_an_old_display_card_vetoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi.install(tmp_path, monkeypatch, smi.TWO_GENERATIONS)
     check_gpus("e", CUDA, Device.CUDA, find_gpus())
@@ -107,6 +116,19 @@ def test_a_cuda_build_on_the_cpu_needs_no_gpu() -> None:
 )
 def test_kernels_run_on_their_own_major_version_from_their_minor_up(gpu: str, runs: bool) -> None:
     assert wheel_runs_on(gpu, CUDA.gpu_architectures) is runs
+
+
+@pytest.mark.parametrize(
+    ("gpu", "runs"), [("sm_75", True), ("sm_121", True), ("sm_130", True), ("sm_110", False), ("sm_70", False)]
+)
+def test_ptx_runs_on_everything_from_its_version_on(gpu: str, runs: bool) -> None:
+    """As torch.cuda.get_arch_list() tells it of a wheel."""
+    assert wheel_runs_on(gpu, ["sm_75", "compute_120"]) is runs
+
+
+def test_a_wheel_whose_architectures_nobody_knows_is_no_traceback() -> None:
+    with pytest.raises(EnvironmentBuildError, match="no kernels for a card"):
+        check_kernels("e", "a card", "sm_90", ["gfx90a"])
 
 
 @pytest.mark.parametrize(("build", "device"), [("cpu", Device.CPU), ("cu128", Device.CUDA)])

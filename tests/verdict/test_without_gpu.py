@@ -1,17 +1,22 @@
 """What a row says that was compiled for CUDA without a GPU: what is known, what is not, and no verdict either way."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.verdict.sample_cells import GATES, GOOD_FIGURES, cell_request, provenance
+from tests.verdict.stored_runs import store_run
+from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import WITHOUT_GPU, Suite
+from toto_compat.evidence.store import load_run, write_run_info
 from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.decision import Answer, DecisionRules, decide
 from toto_compat.verdict.judge import JudgedCell, Status, judge
+from toto_compat.verdict.judged_run import judge_run
 from toto_compat.verdict.without_gpu import best_known, known_without_gpu
 
 
@@ -124,6 +129,50 @@ def test_the_best_known_is_right_then_whole_then_new() -> None:
     old, new = lowered_cell(torch="2.9.0"), lowered_cell(torch="2.15.0")
     found = best_known([wrong, split, old, new])
     assert found is not None and found[0] is new
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        (lowered_evidence(),),
+        (lowered_evidence(), executed_evidence(None)),
+        (lowered_evidence(outcome=Outcome.NOT_RUN),),
+        (),
+    ],
+    ids=["only compiled", "executed without a figure", "not compiled", "nothing"],
+)
+def test_what_was_not_executed_is_not_known_to_be_right_and_that_is_named(evidence: tuple[SuiteEvidence, ...]) -> None:
+    cell = lowered_cell().model_copy(update={"evidence": {one.suite: one for one in evidence}})
+    row = judged(cell)
+    assert row.verdict is Status.INCONCLUSIVE
+    assert "the values of its forecasts, speed, memory and the replay of CUDA graphs are not measured" in row.reason
+    sentence = decide([row], DecisionRules()).devices[Device.CUDA].sentence
+    assert "would add" not in sentence or "would add the values of its forecasts, speed" in sentence
+
+
+def test_code_that_was_executed_and_is_wrong_is_named_and_still_no_verdict() -> None:
+    row = judged(lowered_cell(lowered_evidence(), executed_evidence(float("nan"))))
+    assert row.verdict is Status.INCONCLUSIVE
+    assert "WRONG" in row.reason
+    assert "values of its forecasts" not in row.reason
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_that_was_stopped_while_it_compiled_for_cuda_says_nothing_of_the_cpu(
+    finished: bool, tmp_path: Path
+) -> None:
+    """And its next command is the one that goes on."""
+    cells = [lowered_cell(lowered_evidence(details={}), executed_evidence())] if finished else []
+    missing = CellName("torch-2.9.0-cu128/fixed_size/reduce-overhead")
+    store_run(tmp_path, "stopped", cells, gates=GATES, device="cpu")
+    info = load_run(tmp_path / "stopped").info
+    named = {"cells": (*info.cells, missing), "command": ("toto-compat", "matrix", "--lower-only")}
+    write_run_info(tmp_path / "stopped", info.model_copy(update=named))
+    decision = judge_run(load_run(tmp_path / "stopped")).decision
+    assert set(decision.devices) == {Device.CUDA}
+    on_cuda = decision.devices[Device.CUDA]
+    assert on_cuda.next_commands[0] == f"toto-compat matrix '{missing}' --profile quick --lower-only"
+    assert ("was compiled for" in on_cuda.sentence) is finished
 
 
 def test_the_decision_says_what_is_known_and_what_an_hour_on_a_gpu_would_add() -> None:

@@ -9,6 +9,8 @@ It is a run like any other, that of the production check, with the rest of the a
 """
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,18 +20,27 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from pydantic import Field
 from tabulate import tabulate
 
+from toto_compat.acceptance import sabotages
 from toto_compat.acceptance.campaign import REHEARSAL, Campaign, Ended
-from toto_compat.acceptance.claims import Claim
+from toto_compat.acceptance.claims import Claim, claims_of, evidence_in
 from toto_compat.acceptance.trials import DEVICE, LOWERING, PRODUCTION_CHECK
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import RefusedError
-from toto_compat.evidence.files import read_model, storage_errors, write_atomically, write_model
+from toto_compat.evidence.files import (
+    cache_folder,
+    read_bytes,
+    read_model,
+    storage_errors,
+    write_atomically,
+    write_model,
+)
 from toto_compat.evidence.left_file import read_left_file
 from toto_compat.evidence.store import Run, load_run, write_run_info
 
 BUNDLE, ACCEPTANCE_FILE = "bundle", "acceptance.json"
+_MAKING = ".bundle"  # until it is whole
 PUBLISHED = Path("reference/cuda")  # below the results folder
 _LOG_BYTES = 64_000  # the end of each: what went wrong stands there
 
@@ -45,56 +56,74 @@ class AcceptanceReport(StrictModel):
 
 
 def make_bundle(folder: Path, campaign: Campaign, claims: Sequence[Claim], doctor: Sequence[Mapping[str, Any]]) -> Path:
-    """Put the bundle together from the runs in an acceptance's folder; one that was there is replaced."""
-    bundle = folder / BUNDLE
-    if bundle.exists():
-        with storage_errors(bundle, "replaced"):
-            shutil.rmtree(bundle)
+    """Put the bundle together from the runs in an acceptance's folder; one that was there is replaced in the end."""
+    bundle = folder / _MAKING
+    _remove(bundle)
     warning = REHEARSAL if campaign.about.rehearsal else ""
     main = load_run(folder / PRODUCTION_CHECK)
     _copy_run(main, bundle)
     name = "cuda-rehearsal" if campaign.about.rehearsal else "cuda"
-    write_run_info(bundle, main.info.model_copy(update={"name": name}))
+    write_run_info(bundle, load_run(bundle).info.model_copy(update={"name": name}))
     others = [run for run in _runs_in(folder) if run.name != PRODUCTION_CHECK]
     for other in others:
         _copy_run(load_run(other), bundle / other.name)
     for run in (main.folder, *others):
         for log in sorted(run.glob("logs/**/*.log")):
-            write_atomically(bundle / "logs" / run.name / log.relative_to(run / "logs"), without_home(_end_of(log)))
+            kept = bundle / "logs" / run.name / log.relative_to(run / "logs")
+            write_atomically(kept, without_places(_end_of(log), folder))
     runs = [main, *(load_run(other) for other in others)]
     environments = {
         cell.cell.environment: environment_of(cell) for run in runs for cell in run.cells if cell.provenance.torch
     }
     write_atomically(bundle / "environments.json", json.dumps(environments, indent=1) + "\n")
-    write_atomically(bundle / "doctor.json", without_home(json.dumps(list(doctor), indent=1)) + "\n")
+    write_atomically(bundle / "doctor.json", without_places(json.dumps(list(doctor), indent=1), folder) + "\n")
     report = AcceptanceReport(
         rehearsal=campaign.about.rehearsal, warning=warning, campaign=campaign, claims=tuple(claims)
     )
     write_model(bundle / ACCEPTANCE_FILE, report)
     write_atomically(bundle / "acceptance.md", as_markdown(report))
     write_atomically(bundle / "acceptance.html", as_page(report))
-    return bundle
+    return _put_in_place(bundle, folder / BUNDLE)
+
+
+def _put_in_place(made: Path, target: Path) -> Path:
+    """Have a folder that is whole in the place of another one: who is killed meanwhile leaves one of them, or none."""
+    _remove(target)
+    with storage_errors(target, "written"):
+        made.rename(target)
+    return target
+
+
+def _remove(folder: Path) -> None:
+    with storage_errors(folder, "replaced"):
+        if folder.is_symlink() or folder.is_file():
+            folder.unlink()
+        elif folder.exists():
+            shutil.rmtree(folder)
 
 
 def _runs_in(folder: Path) -> list[Path]:
     """The runs of an acceptance's folder; `latest` is one of them by another name, the bundle is made of them."""
     found = (path.parent for path in sorted(folder.glob("*/run.json")))
-    return [run for run in found if run.name != BUNDLE and not run.is_symlink()]
+    return [run for run in found if run.name not in (BUNDLE, _MAKING) and not run.is_symlink()]
 
 
-def without_home(text: str) -> str:
-    """Take the user's own folder out of what is to be committed."""
-    return text.replace(str(Path.home()), "~")
+def without_places(text: str, folder: Path) -> str:
+    """Take the folders of this machine out of what is to be committed: the acceptance's, the cache's, the user's."""
+    home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises where there is none
+    places = {str(folder.resolve()): "acceptance", str(folder): "acceptance", str(cache_folder()): "cache", home: "~"}
+    for place in sorted(places, key=len, reverse=True):
+        if Path(place).is_absolute() and place != "/":  # which is the home of some containers' users
+            text = re.sub(rf"(?<![\w.~-]){re.escape(place)}(?![\w.-])", places[place], text)
+    return text
 
 
 def _copy_run(run: Run, target: Path) -> None:
-    """Copy what a run holds that can be judged again, and its tables."""
-    with storage_errors(target, "written"):
-        target.mkdir(parents=True, exist_ok=True)
-        if (run.folder / "cells").is_dir():
-            shutil.copytree(run.folder / "cells", target / "cells", dirs_exist_ok=True)
-        for path in (run.folder / "run.json", *sorted(run.folder.glob("compatibility.*"))):
-            shutil.copy(path, target / path.name)
+    """Copy what a run holds that can be judged again, and its tables; without the folders of this machine."""
+    files = [run.folder / "run.json", *run.folder.glob("compatibility.*"), *run.folder.glob("cells/**/*.json")]
+    for path in sorted(files):
+        text = without_places(read_bytes(path).decode("utf-8", errors="replace"), run.folder.parent)
+        write_atomically(target / path.relative_to(run.folder), text)
 
 
 def _end_of(log: Path) -> str:
@@ -196,6 +225,9 @@ def as_page(report: AcceptanceReport) -> str:
 
 def why_not_publishable(bundle: Path) -> Iterator[str]:
     """Say everything that keeps a bundle from being shown as what a GPU did."""
+    if not (bundle / ACCEPTANCE_FILE).exists():
+        yield f"{ACCEPTANCE_FILE} is missing"
+        return
     report = read_model(bundle / ACCEPTANCE_FILE, AcceptanceReport)
     if report.rehearsal or report.campaign.about.rehearsal:
         yield "it is a rehearsal: no GPU took part"
@@ -203,15 +235,29 @@ def why_not_publishable(bundle: Path) -> Iterator[str]:
         yield "not every step of it has ended"
     if not report.claims:
         yield "it has no claims"
-    for name in ("", DEVICE, LOWERING):
+    missing = False
+    for name in ("", DEVICE, LOWERING, *(one.cache for one in sabotages.ALL)):
         if not (bundle / name / "run.json").exists():
             yield f"the run {name or PRODUCTION_CHECK} is missing"
+            missing = True
             continue
         run = load_run(bundle / name)
         if run.unfinished:
             yield f"{name or PRODUCTION_CHECK}: cells without a result: {', '.join(run.unfinished)}"
         if name != LOWERING:
             yield from (f"{cell.cell}: {why}" for cell in run.cells if (why := why_not_of_a_gpu(cell)))
+    if not missing:
+        yield from _claims_without_evidence(bundle, report)
+
+
+def _claims_without_evidence(bundle: Path, report: AcceptanceReport) -> Iterator[str]:
+    """Hold the claims that a bundle tells to what its own runs say: both are files that somebody may have changed."""
+    told = {claim.claim: claim.ended for claim in report.claims}
+    found = {claim.claim: claim.ended for claim in claims_of(evidence_in(bundle, report.campaign, production=""))}
+    for claim in dict.fromkeys((*told, *found)):
+        if told.get(claim) is not found.get(claim):
+            before, now = (ended.value if ended else "not there" for ended in (told.get(claim), found.get(claim)))
+            yield f"the claim {claim!r} is told as {before}, by its runs it is {now}"
 
 
 def why_not_of_a_gpu(cell: CellResult) -> str:
@@ -230,11 +276,11 @@ def publish_bundle(bundle: Path, results: Path) -> Path:
             hint="run `toto-compat gpu-acceptance` to its end on a machine with a GPU",
         )
     target = results / PUBLISHED
+    made = target.with_name(f".{target.name}")
+    _remove(made)
     with storage_errors(target, "written"):
-        if target.exists():
-            shutil.rmtree(target)
-        shutil.copytree(bundle, target)
-    return target
+        shutil.copytree(bundle, made)
+    return _put_in_place(made, target)
 
 
 def exit_of(claims: Sequence[Claim], campaign: Campaign) -> Ended:

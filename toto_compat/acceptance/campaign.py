@@ -48,7 +48,7 @@ class About(StrictModel):
     """Holds what an acceptance is about: a change of any of it makes its finished steps speak of something else."""
 
     rehearsal: bool
-    gpus: tuple[str, ...] = ()  # name and driver of each
+    gpus: tuple[str, ...] = ()  # name and driver of each kind
     architecture: str = ""  # of the GPUs
     environments: tuple[str, ...] = Field(min_length=1)  # production's first
     source_hash: str

@@ -4,8 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toto_compat.acceptance.campaign import Campaign, Ended, StepName
-from toto_compat.acceptance.trials import FIXED_SIZE, WHOLE_MODELS, predicted_figure, replay_of
+from toto_compat.acceptance import sabotages
+from toto_compat.acceptance.campaign import Campaign, Ended
+from toto_compat.acceptance.sabotages import caught
+from toto_compat.acceptance.trials import (
+    DEVICE,
+    FIXED_SIZE,
+    LOWERING,
+    WHOLE_MODELS,
+    predicted_figure,
+    replay_of,
+    worse,
+)
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.result import CellResult, Figure, Kind, Outcome
 from toto_compat.contract.strict_model import StrictModel
@@ -13,8 +23,10 @@ from toto_compat.contract.suites import Suite
 from toto_compat.evidence.store import load_run
 from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.judge import JudgedCell, Status
+from toto_compat.verdict.judged_run import judge_run
 
 MOST_HOST_SYNCS = 1  # a mean forecast of fixed_size asks the device once, at its end
+_REASONS_TOLD = 3
 INTERPRETED_RUN = "reference/cuda-interpreted"
 
 
@@ -36,7 +48,20 @@ class Evidence:
     lowered: Sequence[CellResult]
     on_device: Sequence[CellResult]
     production: Sequence[JudgedCell]
+    sabotaged: Sequence[JudgedCell]
     interpreted: Sequence[CellResult] = ()  # of an earlier run without a GPU
+
+
+def evidence_in(folder: Path, campaign: Campaign, *, production: str) -> Evidence:
+    """Read what the runs in a folder hold, an acceptance's own or a bundle; `production` names that run in it."""
+    broken = [folder / one.cache for one in sabotages.tried(rehearsal=campaign.about.rehearsal)]
+    return Evidence(
+        campaign=campaign,
+        lowered=load_run(folder / LOWERING).cells,
+        on_device=load_run(folder / DEVICE).cells,
+        production=judge_run(load_run(folder / production)).cells,
+        sabotaged=[cell for run in broken if (run / "run.json").exists() for cell in judge_run(load_run(run)).cells],
+    )
 
 
 def interpreted_cells(results: Path) -> tuple[CellResult, ...]:
@@ -49,7 +74,7 @@ def claims_of(evidence: Evidence) -> list[Claim]:
     """Every claim, environment by environment."""
     return [
         *(claim for name in evidence.campaign.about.environments for claim in _of_environment(name, evidence)),
-        _sabotages(evidence.campaign),
+        _sabotages(evidence),
     ]
 
 
@@ -111,8 +136,9 @@ def _runs_here(name: str, found: CellResult | None) -> Claim:
 def _taken_whole(cell: CellName, lowered: CellResult | None, found: CellResult | None) -> Claim:
     predicted = predicted_figure(lowered) if lowered else None
     figure = measured(found, Suite.CUDAGRAPH, "cudagraphs")
-    claim = f"{cell}: CUDA graphs take every graph whole"
     by = "compiled for this architecture without the GPU"
+    not_whole = predicted is not None and bool(predicted.value)
+    claim = f"{cell}: CUDA graphs {'do not take' if not_whole else 'take'} every graph whole"
     if predicted is None or predicted.value is None:
         told = predicted.missing if predicted else "no prediction"
         return Claim(claim=claim, predicted=told, by=by, found="", ended=Ended.NOT_SHOWN)
@@ -177,30 +203,32 @@ def _not_taken(cell: CellName, lowered: CellResult | None, found: CellResult | N
     predicted = predicted_figure(lowered) if lowered else None
     figure = measured(found, Suite.CUDAGRAPH, "cudagraphs")
     reasons = reasons_of(lowered, Suite.CUDA_LOWERING)
-    shown = figure is not None and figure.value is not None and predicted is not None and predicted.value is not None
+    expected = predicted.value if predicted else None
+    value = figure.value if figure else None
+    seen = reasons_of(found, Suite.CUDAGRAPH)
     found_text = why_not(found, Suite.CUDAGRAPH, "cudagraphs")
-    if figure is not None:
-        found_text = f"{figure.value:g}; {'; '.join(reasons_of(found, Suite.CUDAGRAPH)) or 'no reason was logged'}"
+    if value is not None:
+        found_text = f"{value:g}; {'; '.join(seen[:_REASONS_TOLD]) or 'no reason was logged'}"
+    ended = Ended.NOT_SHOWN
+    if expected is not None and value is not None:
+        same_reason = not expected or bool({*reasons} & {*seen})
+        ended = Ended.HELD if bool(expected) == bool(value) and same_reason else Ended.BROKEN
+    claim = "take it whole" if expected == 0 else "do not take it, for the reasons that production's logs have"
     return Claim(
-        claim=f"{cell}: CUDA graphs do not take it, for the reasons that production's logs have",
-        predicted=(f"{predicted.value:g} graphs; " if predicted and predicted.value is not None else "")
-        + ("; ".join(reasons) or "no reason"),
+        claim=f"{cell}: CUDA graphs {claim}",
+        predicted=(f"{expected:g} graphs; " if expected is not None else "")
+        + ("; ".join(reasons[:_REASONS_TOLD]) or "no reason"),
         by="compiled for this architecture without the GPU",
         found=found_text,
-        ended=(Ended.HELD if bool(predicted and predicted.value) == bool(figure and figure.value) else Ended.BROKEN)
-        if shown
-        else Ended.NOT_SHOWN,
+        ended=ended,
     )
 
 
-def reasons_of(result: CellResult | None, suite: Suite, most: int = 3) -> list[str]:
-    """The first reasons that torch gave, each once."""
+def reasons_of(result: CellResult | None, suite: Suite) -> list[str]:
+    """The reasons that torch gave, each once."""
     evidence = result.evidence.get(suite) if result else None
-    return (
-        list(dict.fromkeys(event.normalised_reason or event.reason for event in evidence.events))[:most]
-        if evidence
-        else []
-    )
+    events = evidence.events if evidence else ()
+    return list(dict.fromkeys(event.normalised_reason or event.reason for event in events))
 
 
 def _few_host_syncs(cell: CellName, found: CellResult | None) -> Claim:
@@ -240,9 +268,10 @@ def _right_on_the_device(name: str, interpreted: Sequence[CellResult], rows: Seq
 
 def _every_gate_decides(name: str, rows: Sequence[JudgedCell]) -> Claim:
     on_gpu = [row for row in rows if row.result.provenance.gpu]
-    undecided = sorted(
-        {gate.value for row in on_gpu for gate, one in row.gates.items() if one.status is Status.INCONCLUSIVE}
-    )
+    gates = {gate for row in on_gpu for gate, one in row.gates.items() if one.status is Status.INCONCLUSIVE}
+    undecided = sorted(gate.value for gate in gates)
+    # a time is not decided on a machine that others use: that shows nothing of what a quiet one could
+    shown = bool(on_gpu) and not (gates and all(gate.rule.is_a_time for gate in gates))
     return Claim(
         claim=f"{name}: every gate of a row of fixed_size can be decided on a GPU",
         predicted="yes",
@@ -250,19 +279,25 @@ def _every_gate_decides(name: str, rows: Sequence[JudgedCell]) -> Claim:
         found=("no row ran on a GPU" if not on_gpu else f"INCONCLUSIVE: {', '.join(undecided)}")
         if undecided or not on_gpu
         else f"all of {len(on_gpu)} rows",
-        ended=Ended.NOT_SHOWN if not on_gpu else Ended.BROKEN if undecided else Ended.HELD,
+        ended=Ended.NOT_SHOWN if not shown else Ended.BROKEN if undecided else Ended.HELD,
     )
 
 
-def _sabotages(campaign: Campaign) -> Claim:
-    record = campaign.steps.get(StepName.SABOTAGES)
-    ended = record.ended if record else Ended.NOT_SHOWN
-    if campaign.about.rehearsal:
-        ended = Ended.BROKEN if ended is Ended.BROKEN else Ended.NOT_SHOWN
+def _sabotages(evidence: Evidence) -> Claim:
+    rehearsal = evidence.campaign.about.rehearsal
+    ended, lines = Ended.NOT_SHOWN if rehearsal else Ended.HELD, []
+    for sabotage in sabotages.tried(rehearsal=rehearsal):
+        cells = [cell for cell in evidence.sabotaged if cell.result.cell.cache == sabotage.cache]
+        found = [caught(sabotage, cell) for cell in cells] or [(Ended.NOT_SHOWN, f"{sabotage.name}: no result")]
+        if not rehearsal and not all(cell.result.provenance.gpu for cell in cells):
+            found.append((Ended.NOT_SHOWN, f"{sabotage.name}: no GPU took part"))
+        for how, told in found:
+            ended = worse(ended, how)
+            lines.append(told)
     return Claim(
         claim="every gate turns red on the GPU for a cache that is wrong on purpose",
         predicted="yes",
         by="the same caches on a CPU",
-        found="; ".join(record.lines) if record else "the step has no result",
+        found="; ".join(lines),
         ended=ended,
     )

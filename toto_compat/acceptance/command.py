@@ -19,16 +19,15 @@ from toto_compat.acceptance.campaign import (
     begin_or_resume,
     recorded,
 )
-from toto_compat.acceptance.claims import Claim, Evidence, claims_of, interpreted_cells
+from toto_compat.acceptance.claims import Claim, claims_of, evidence_in, interpreted_cells
 from toto_compat.acceptance.trials import (
-    DEVICE,
-    LOWERING,
     PRODUCTION_CHECK,
     Acceptance,
     Found,
     acceptance_matrix,
     check_production,
     chosen_architectures,
+    has_runs,
     lower,
     on_device,
     try_sabotages,
@@ -39,7 +38,7 @@ from toto_compat.contract.request import Device
 from toto_compat.contract.source_hash import hash_contents, read_source
 from toto_compat.errors import EnvironmentBuildError, ExitCode, SelectionError
 from toto_compat.evidence.files import check_writable
-from toto_compat.evidence.store import check_run_name, load_run
+from toto_compat.evidence.store import check_run_name
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.expand import default_selection, requested_environments
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_hash, matrix_option
@@ -48,7 +47,6 @@ from toto_compat.runtimes.doctor import examine
 from toto_compat.runtimes.gpu import check_gpus, gpu_notes, why_not_runnable
 from toto_compat.runtimes.nvidia_smi import find_gpus, why_none
 from toto_compat.runtimes.progress import say
-from toto_compat.verdict.judged_run import judge_run
 from toto_compat.workflow import run_matrix
 
 NAME, REHEARSAL_NAME = "gpu-acceptance", "gpu-acceptance-rehearsal"
@@ -101,10 +99,11 @@ def steps_of(matrix: Matrix) -> Mapping[StepName, Callable[[Acceptance], Found]]
 def _taken(acceptance: Acceptance, step: StepName, take: Callable[[Acceptance], Found], title: str) -> Acceptance:
     """Take a step unless it has ended before; one that an error ended, or that showed nothing, is tried again.
 
-    Its finished runs are not: what is tried again is what could not be run.
+    So is one whose runs are no longer there: the state alone is no evidence. Finished runs are not made again: what is
+    tried again is what could not be run.
     """
     before = acceptance.campaign.steps.get(step)
-    if before is not None and before.ended is not Ended.NOT_SHOWN:
+    if before is not None and before.ended is not Ended.NOT_SHOWN and has_runs(acceptance, step):
         say(f"{title}: {before.ended.value}, from {before.finished}")
         return acceptance
     say(f"{title}: begins")
@@ -119,15 +118,8 @@ def _taken(acceptance: Acceptance, step: StepName, take: Callable[[Acceptance], 
 
 def _closed(acceptance: Acceptance, wanted: Wanted, matrix: Matrix) -> Ended:
     """Hold every prediction to what was found, and make the bundle: again at every start, since it takes seconds."""
-    claims = claims_of(
-        Evidence(
-            campaign=acceptance.campaign,
-            lowered=load_run(acceptance.folder / LOWERING).cells,
-            on_device=load_run(acceptance.folder / DEVICE).cells,
-            production=judge_run(load_run(acceptance.folder / PRODUCTION_CHECK)).cells,
-            interpreted=interpreted_cells(wanted.results),
-        )
-    )
+    found = evidence_in(acceptance.folder, acceptance.campaign, production=PRODUCTION_CHECK)
+    claims = claims_of(replace(found, interpreted=interpreted_cells(wanted.results)))
     now = utc_now()
     record = StepRecord(ended=worst(claims), lines=tuple(told(one) for one in claims), started=now, finished=now)
     campaign = recorded(acceptance.folder, acceptance.campaign, StepName.CLAIMS, record)
@@ -175,7 +167,8 @@ def what_it_is_about(matrix: Matrix, wanted: Wanted) -> tuple[About, dict[str, s
     names.sort(key=lambda name: name != matrix.production)
     about = About(
         rehearsal=False,
-        gpus=tuple(f"{gpu.name}, driver {gpu.driver}" for gpu in gpus),
+        # each kind once: how many of it are free today changes nothing that was found
+        gpus=tuple(dict.fromkeys(f"{gpu.name}, driver {gpu.driver}" for gpu in gpus)),
         architecture=gpus[0].architecture,
         environments=tuple(names),
         **identity,
@@ -203,8 +196,16 @@ def probe(acceptance: Acceptance, matrix: Matrix) -> Found:
     "--publish", is_flag=True, help="Copy a finished bundle to results/reference/cuda; a rehearsal is refused."
 )
 @click.option("--run", "name", metavar="NAME", help="Name of its folder in results/: the same name resumes.")
-@click.option("--runtime", type=click.Choice(["auto", "docker", "venv"]), default="auto", show_default=True)
-@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option(
+    "--runtime",
+    type=click.Choice(["auto", "docker", "venv"]),
+    default="auto",
+    show_default=True,
+    help="auto: docker where an engine answers.",
+)
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
+)
 @matrix_option
 def gpu_acceptance_command(
     *, rehearse: bool, publish: bool, name: str | None, runtime: Runtime, results: Path, matrix_file: Path | None

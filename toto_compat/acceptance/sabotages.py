@@ -62,6 +62,11 @@ ALL: Sequence[Sabotage] = (
 )
 
 
+def tried(*, rehearsal: bool) -> list[Sabotage]:
+    """Pick those that an acceptance tries."""
+    return [one for one in ALL if one.rehearsed or not rehearsal]
+
+
 def sabotaged_caches() -> str:
     """Read the file of all of them, which is written for a cell's environment."""
     return (resources.files("toto_compat.acceptance") / FILE).read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import yaml
 
 from toto_compat.acceptance import sabotages
-from toto_compat.acceptance.campaign import Campaign, Ended
+from toto_compat.acceptance.campaign import Campaign, Ended, StepName
 from toto_compat.acceptance.sabotages import Sabotage, caught
 from toto_compat.contract.request import Device, Environment
 from toto_compat.contract.result import CellResult, Figure, Outcome
@@ -77,6 +77,18 @@ def is_finished(folder: Path) -> bool:
         return False
     run = load_run(folder)
     return not run.unfinished and not any(cell.could_not_run for cell in run.cells)
+
+
+def has_runs(acceptance: Acceptance, step: StepName) -> bool:
+    """Tell whether the runs behind a step are there, with a result of every cell."""
+    runs = {
+        StepName.LOWERING: [LOWERING],
+        StepName.DEVICE: [DEVICE],
+        StepName.SABOTAGES: [one.cache for one in tried(acceptance)],
+        StepName.PRODUCTION_CHECK: [PRODUCTION_CHECK],
+    }
+    folders = [acceptance.folder / name for name in runs.get(step, [])]
+    return all((folder / "run.json").exists() and not load_run(folder).unfinished for folder in folders)
 
 
 def acceptance_matrix(document: Mapping[str, Any], matrix_folder: Path, architectures: Sequence[str]) -> dict[str, Any]:
@@ -236,7 +248,7 @@ def try_sabotages(acceptance: Acceptance) -> Found:
 
 
 def tried(acceptance: Acceptance) -> list[Sabotage]:
-    return [one for one in sabotages.ALL if one.rehearsed or not acceptance.rehearsal]
+    return sabotages.tried(rehearsal=acceptance.rehearsal)
 
 
 def check_production(acceptance: Acceptance) -> Found:

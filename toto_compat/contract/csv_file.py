@@ -28,7 +28,10 @@ _WRONG_ENCODINGS = {
     b"PK": "a spreadsheet or archive",
     b"\x1f\x8b": "gzip",
 }
-_WITH_COMMA = re.compile(r"^[+-]?[\d., '\u00a0\u202f_]*\d[,'\u00a0\u202f _]\d[\d., '\u00a0\u202f_]*$")
+# 1,234.5, 1'234, 1 234 with any space, 1.234.567, 1_0e3: digits with something else than one point between them
+_SEPARATORS = r",'\u2019 \u00a0\u2007\u2009\u202f_"
+_OF_DIGITS = re.compile(rf"[+-]?[\d.{_SEPARATORS}]++(e[+-]?\d++)?", re.IGNORECASE)
+_SEPARATED = re.compile(rf"\d[{_SEPARATORS}]\d|\d\.\d{{3}}\.\d")
 # Seconds since 1970 have at most eleven digits until the year 5138, so that more digits are a finer unit.
 _EPOCH_UNITS = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (math.inf, 1e9))
 _TIME_HINT = "accepted: ISO 8601 such as 2025-10-30 or 2025-10-30T09:00:00+01:00, seconds or milliseconds since 1970"
@@ -52,6 +55,12 @@ class CsvTable:
     header: tuple[str, ...]
     rows: tuple[tuple[int, tuple[str, ...]], ...]
     content: str = ""  # SHA-256 of the file
+    header_line: int = 1
+
+    @property
+    def place(self) -> str:
+        """Where the names of the columns stand."""
+        return f"{self.path}:{self.header_line}"
 
     def column(self, name: str) -> int:
         """Say where a column stands; one that is not there or twice there is an error."""
@@ -61,9 +70,9 @@ class CsvTable:
         columns = ", ".join(title or "(no name)" for title in self.header)
         if found:
             raise InputError(
-                f"{self.path}:1: {len(found)} columns are called {name!r}", hint=f"rename one of them; found: {columns}"
+                f"{self.place}: {len(found)} columns are called {name!r}", hint=f"rename one of them; found: {columns}"
             )
-        raise InputError(f"{self.path}:1: no column {name!r}", hint=f"columns found: {columns}")
+        raise InputError(f"{self.place}: no column {name!r}", hint=f"columns found: {columns}")
 
 
 def read_csv(spec: CsvSeries) -> CsvColumns:
@@ -112,10 +121,10 @@ def read_table(path: Path) -> CsvTable:
     if re.match(r"sep=.\r?\n", text):  # what a spreadsheet writes for itself
         text, skipped = text.partition("\n")[2], 1
     first_line = next((line for line in text.splitlines() if line.strip()), "")
-    if not first_line:
-        raise InputError(f"{path}: is empty", hint="give a CSV with a header line, such as timestamp,close")
     delimiter = max(_DELIMITERS, key=lambda mark: len(next(csv.reader([first_line], delimiter=mark), [])))
     rows = list(_rows(text, delimiter, path, skipped))
+    if not rows:
+        raise InputError(f"{path}: is empty", hint="give a CSV with a header line, such as timestamp,close")
     header = tuple(title.strip() for title in rows[0][1])
     if len(header) < 2:
         raise InputError(
@@ -128,7 +137,7 @@ def read_table(path: Path) -> CsvTable:
             hint="name the columns in the first line, such as timestamp,close",
         )
     fitted = tuple((line, _fitted(row, header, path, line)) for line, row in rows[1:])
-    return CsvTable(path, header, fitted, hashlib.sha256(content).hexdigest())
+    return CsvTable(path, header, fitted, hashlib.sha256(content).hexdigest(), rows[0][0])
 
 
 def _content_of(path: Path) -> bytes:
@@ -193,7 +202,8 @@ def _check_order(
         if later == earlier:
             raise InputError(
                 f"{path}:{line}: {column}: the time of the row before, a second time",
-                hint="keep one row per time; a file with several symbols has to be one file per symbol",
+                hint="keep one row per time: a file with several symbols has to be one file per symbol, and an hour "
+                "that clocks going back bring twice needs its zone, as in 2025-10-26T02:00:00+01:00",
             )
         if (later < earlier) is not newest_first:
             raise InputError(
@@ -241,7 +251,7 @@ def _value(text: str, path: Path, line: int, column: str) -> float | None:
     if text.lower() in _MISSING:
         return None
     where, shown = f"{path}:{line}: {column}", repr(text[:60])
-    if _WITH_COMMA.match(text):
+    if _OF_DIGITS.fullmatch(text) and _SEPARATED.search(text):
         raise InputError(
             f"{where}: {shown} has a thousands separator or a decimal comma",
             hint="it can be read in two ways: write 1234.5, with a point and nothing else",

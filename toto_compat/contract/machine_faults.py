@@ -3,14 +3,19 @@
 # By words of CUDA, cuBLAS, cuDNN and Triton; what to do about each.
 _MEMORY = "the GPU's memory is used up: end other programs on it, or take a smaller workload"
 _RESTART = "the GPU or its driver is in a bad state: `dmesg | grep -i xid` says more; restart the machine"
+_GONE = "the GPU is gone: `nvidia-smi` says why"
 MACHINE_FAULTS = {
     "CUBLAS_STATUS_ALLOC_FAILED": _MEMORY,
     "CUDNN_STATUS_ALLOC_FAILED": _MEMORY,
     "CUSOLVER_STATUS_ALLOC_FAILED": _MEMORY,
     "driver error: out of memory": _MEMORY,
     "CUDA_ERROR_OUT_OF_MEMORY": _MEMORY,
+    "Triton Error [CUDA]: out of memory": _MEMORY,
     "no kernel image is available": "the wheel has no kernels for this GPU: take an environment that has",
     "uncorrectable ECC error": _RESTART,
+    "uncorrectable NVLink error": _RESTART,
+    "forward compatibility was attempted": _RESTART,
+    "unsupported display driver": _RESTART,
     "CUDA error: unknown error": _RESTART,
     "unspecified driver error": _RESTART,
     "GPU is lost": _RESTART,
@@ -18,7 +23,11 @@ MACHINE_FAULTS = {
     "busy or unavailable": "another program holds the GPU alone (compute mode Exclusive_Process): end it, or "
     "`nvidia-smi -c DEFAULT`",
     "driver version is insufficient": "update the NVIDIA driver",
-    "no CUDA-capable device is detected": "the GPU is gone: `nvidia-smi` says why",
+    "driver on your system is too old": "update the NVIDIA driver",
+    "unsupported toolchain": "update the NVIDIA driver",
+    "no CUDA-capable device is detected": _GONE,
+    "Found no NVIDIA driver": _GONE,
+    "No CUDA GPUs are available": _GONE,
     "system not yet initialized": "start NVIDIA's fabric manager (`systemctl start nvidia-fabricmanager`)",
     "Failed to initialize NVML": _RESTART,
 }

@@ -278,6 +278,10 @@ class Limits(StrictModel):
         default=1, ge=1, description="torch intra-op threads: one, so that cells do not disturb each other"
     )
 
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.memory[:-1]) * (2**30 if self.memory.endswith("g") else 2**20)
+
 
 class Demand(StrictModel):
     """A limit that a figure must keep for the cell to PASS."""

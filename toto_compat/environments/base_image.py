@@ -30,7 +30,7 @@ class BaseImage:
     @property
     def is_stand_in(self) -> bool:
         """Tell if it is not the image asked for but one made of Debian packages, for want of a registry."""
-        return self.reference.startswith(f"{OFFLINE_BASE}:")
+        return self.reference.startswith(f"{OFFLINE_BASE}:") and self.reference != self.asked
 
 
 def find_base(client: docker.DockerClient, asked: str, python: str) -> BaseImage | None:

@@ -19,7 +19,7 @@ _LAST_LINES = 8
 
 
 def fork_wheel(environment: Environment, say: OnLine) -> Path | None:
-    """The wheel of an environment's fork, built if it is not there; None where it has a release."""
+    """Return the wheel of an environment's fork, built if it is not there; None where it has a release."""
     fork = toto_source(environment.toto_ts)
     if fork is None:
         return None

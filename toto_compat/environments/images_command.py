@@ -23,12 +23,12 @@ from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 @click.group("images", invoke_without_command=True)
 @click.pass_context
 def images_command(context: click.Context) -> None:
-    """Container images of the environments. Without a subcommand: list them."""
+    """List, build or remove the container images of the environments. Without a subcommand they are listed."""
     if context.invoked_subcommand is None:
         context.invoke(list_images)
 
 
-@images_command.command("list")
+@images_command.command("list", short_help="List the images that were made here.")
 @matrix_option
 def list_images(matrix_file: Path | None = None) -> None:
     """List every image that was made here, with its size, and if it is what matrix.yaml asks for now."""

@@ -2,6 +2,7 @@
 
 import configparser
 import io
+import os
 import subprocess
 import sys
 import urllib.request
@@ -11,10 +12,13 @@ from toto_compat.contract.request import Environment
 from toto_compat.errors import EnvironmentBuildError
 
 _PATIENCE_SECONDS = 3.0
+_ON = frozenset({"1", "true", "t", "yes", "y", "on"})  # as pip reads a switch
 
 
 def index_answers(index: str, patience: float = _PATIENCE_SECONDS) -> bool:
-    """Tell if a pip index can be reached quickly; any trouble is a no."""
+    """Tell if a pip index can be reached quickly; any trouble is a no, and so is pip being told to ask none."""
+    if os.environ.get("PIP_NO_INDEX", "").strip().lower() in _ON:
+        return False
     if not index.startswith(("https://", "http://")):
         return index.startswith("file://")
     try:

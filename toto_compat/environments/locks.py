@@ -27,7 +27,7 @@ from toto_compat.environments.build_lock import OnLine
 from toto_compat.environments.fork import fork_wheel
 from toto_compat.environments.indexes import index_options
 from toto_compat.environments.pythons import find_python
-from toto_compat.environments.registry import NoRegistryError, ask_registry
+from toto_compat.environments.registry import DIGEST, NoRegistryError, ask_registry
 from toto_compat.environments.requirements import FORK, requirements_of
 from toto_compat.errors import EnvironmentBuildError, SelectionError
 from toto_compat.evidence.files import cache_folder, write_atomically
@@ -204,9 +204,18 @@ def read_base_digests(folder: Path | None = None) -> dict[str, str]:
         digests = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         return {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise EnvironmentBuildError(f"{path}: not valid YAML: {error}", hint="restore the committed file") from error
-    return {str(image): str(digest) for image, digest in digests.items() if digest}
+    if not isinstance(digests, dict):
+        raise EnvironmentBuildError(f"{path}: not images with their digests", hint="restore the committed file")
+    known = {image: digest for image, digest in digests.items() if digest}
+    for image, digest in known.items():
+        if not DIGEST.fullmatch(str(digest)):
+            raise EnvironmentBuildError(
+                f"{path}: {image}: {str(digest)[:80]!r} is no digest",
+                hint="delete that line and run `nox -s lock -- --bases`, or restore the committed file",
+            )
+    return {str(image): str(digest) for image, digest in known.items()}
 
 
 def record_base_digest(image: str, digest: str, folder: Path | None = None) -> None:
@@ -305,7 +314,7 @@ def locked(item: Mapping[str, Any], toto_names: set[str]) -> LockedPackage:
 
 
 def locked_fork(wheel: Path) -> LockedPackage:
-    """The line of a wheel that is on no index."""
+    """Make the line of a lock for a wheel that is on no index."""
     name, version, _, _ = parse_wheel_filename(wheel.name)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     return LockedPackage(str(name), str(version), digest, wheel.name, wheel.stat().st_size, "toto")

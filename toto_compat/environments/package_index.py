@@ -6,26 +6,31 @@ lies beside it stands on the index's own page.
 
 import base64
 import html.parser
+import http.client
 import json
 import netrc
 import re
 import ssl
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 import urllib.response
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from toto_compat.errors import EnvironmentBuildError
 
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 30.0  # for the next bytes
+_MOST_SECONDS = 300.0  # for all of an answer
+_LARGEST_PAGE = 128 * 1024**2  # the page of nightly builds has some megabytes
 _ACCEPTED = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 _JSON = "application/vnd.pypi.simple.v1+json"
 HINT = "check the network and `pip config list`; `pip index versions torch -v` shows what pip tries"
@@ -33,7 +38,7 @@ HINT = "check the network and `pip config list`; `pip index versions torch -v` s
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """Where pip looks, and what it needs to be let in."""
+    """Says where pip looks, and what it needs to be let in."""
 
     indexes: tuple[str, ...]  # the first is the main one
     folders: tuple[str, ...] = ()  # pip's find-links: folders, or pages with links
@@ -55,8 +60,13 @@ class WheelFile:
     has_metadata: bool = False  # <url>.metadata is served: PEP 658
 
     @property
+    def project(self) -> str:
+        """The project's name, as indexes compare names."""
+        return parse_wheel_filename(self.file)[0]
+
+    @property
     def pythons(self) -> tuple[str, ...]:
-        """The CPython releases that it is for, such as 3.12; empty: any."""
+        """Return the CPython releases that it is for, such as 3.12; empty means any."""
         tags = parse_wheel_filename(self.file)[3]
         found = {match for tag in tags if (match := re.fullmatch(r"cp(\d)(\d+)", tag.interpreter))}
         # a free-threaded build (cp313t) is another interpreter
@@ -140,12 +150,13 @@ def _default_index(help_text: str) -> str:
 
 
 def list_wheels(settings: IndexSettings, project: str) -> tuple[list[WheelFile], list[str]]:
-    """Every wheel of a project for Linux on all indexes, and what to warn of: an extra index that does not answer.
+    """List a project's wheels for Linux on all indexes, and warnings: an extra index that does not answer.
 
     The main index is the one whose silence would make releases disappear: it has to answer.
     """
     found: dict[str, WheelFile] = {}
     warnings: list[str] = []
+    name = canonicalize_name(project)
     for position, index in enumerate(settings.indexes):
         page = f"{index.rstrip('/')}/{project}/"
         try:
@@ -160,9 +171,13 @@ def list_wheels(settings: IndexSettings, project: str) -> tuple[list[WheelFile],
         for one in listed:
             found.setdefault(one.file, one)
     for folder in settings.folders:
-        for one in _files_in(folder, project, settings):
-            found.setdefault(one.file, one)
-    return [one for one in found.values() if one.is_for_linux], warnings
+        try:
+            for one in _files_in(folder, project, settings):
+                found.setdefault(one.file, one)
+        except IndexSilentError as error:
+            warnings.append(f"a page of find-links does not answer and is left out: {error.message}")
+    # a page may hold files of other projects, and a release of those is none of this one
+    return [one for one in found.values() if one.project == name and one.is_for_linux], warnings
 
 
 class IndexSilentError(EnvironmentBuildError):
@@ -173,10 +188,10 @@ def _files_of(page: str, settings: IndexSettings) -> list[WheelFile]:
     parts = urlsplit(page)
     if parts.scheme == "file":
         path = Path(unquote(parts.path)) / "index.html"
-        return _html_files(path.read_text(encoding="utf-8"), page) if path.is_file() else []
+        return _html_files(path.read_text(encoding="utf-8", errors="replace"), page) if path.is_file() else []
     try:
         with open_url(page, settings, accept=_ACCEPTED) as answer:
-            body, kind, final = answer.read(), answer.headers.get_content_type(), answer.geturl()
+            body, kind, final = read_answer(answer), answer.headers.get_content_type(), answer.geturl()
     except urllib.error.HTTPError as error:
         if error.code in (404, 410):
             return []  # an index that does not have the project
@@ -187,19 +202,18 @@ def _files_of(page: str, settings: IndexSettings) -> list[WheelFile]:
         if kind == _JSON:
             return _json_files(json.loads(body), final)
         return _html_files(body.decode("utf-8", errors="replace"), final)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IndexSilentError(f"{redacted(page)}: not a page of a package index ({error})") from error
 
 
 def _files_in(folder: str, project: str, settings: IndexSettings) -> list[WheelFile]:
-    """pip's find-links: a folder of wheels, or a page of links to wheels of any project."""
+    """Read pip's find-links: a folder of wheels, or a page of links to wheels of any project."""
     if folder.startswith(("http://", "https://")):
         try:
             with open_url(folder, settings) as answer:
-                listed = _html_files(answer.read().decode("utf-8", errors="replace"), answer.geturl())
-        except (OSError, ValueError):
-            return []
-        return [one for one in listed if one.file.startswith(f"{project}-")]
+                return _html_files(read_answer(answer).decode("utf-8", errors="replace"), answer.geturl())
+        except (OSError, ValueError) as error:
+            raise IndexSilentError(f"{redacted(folder)}: {getattr(error, 'reason', error)}") from error
     path = Path(unquote(urlsplit(folder).path) if folder.startswith("file://") else folder)
     files = sorted(path.glob(f"{project}-*.whl")) if path.is_dir() else []
     return [one for file in files if (one := _wheel(file.name, file.absolute().as_uri()))]
@@ -213,24 +227,30 @@ def _wheel(file: str, url: str, **facts: object) -> WheelFile | None:
     return WheelFile(file, url, version, **facts)  # type: ignore[arg-type]
 
 
-def _json_files(page: Mapping[str, object], base: str) -> list[WheelFile]:
+def _json_files(page: Any, base: str) -> list[WheelFile]:
     files = page["files"]
-    assert isinstance(files, list)
+    if not isinstance(files, list):
+        raise TypeError("`files` is no list")
     listed = []
     for one in files:
-        yanked = one.get("yanked", False)
+        yanked = one.get("yanked")
         metadata = one.get("core-metadata", one.get("dist-info-metadata", False))
         wheel = _wheel(
             one["filename"],
             urljoin(base, one["url"]),
-            sha256=one.get("hashes", {}).get("sha256", ""),
+            sha256=_digest(str(one.get("hashes", {}).get("sha256", ""))),
             requires_python=one.get("requires-python") or "",
-            yanked=None if yanked is False else yanked if isinstance(yanked, str) else "",
+            yanked=None if not yanked else yanked if isinstance(yanked, str) else "",
             has_metadata=bool(metadata),
         )
         if wheel:
             listed.append(wheel)
     return listed
+
+
+def _digest(text: str) -> str:
+    """A sha256, or nothing: it names files of the cache and goes into locks, and an index may send anything."""
+    return text.lower() if re.fullmatch(r"[0-9a-fA-F]{64}", text) else ""
 
 
 def _html_files(text: str, base: str) -> list[WheelFile]:
@@ -239,12 +259,12 @@ def _html_files(text: str, base: str) -> list[WheelFile]:
     listed = []
     for href, attributes in reader.anchors:
         url, fragment = urldefrag(urljoin(reader.base, href))
-        digest = re.search(r"sha256=([0-9a-f]{64})", fragment)
+        digest = re.search(r"sha256=(\w+)", fragment)
         metadata = attributes.get("data-core-metadata", attributes.get("data-dist-info-metadata", "false"))
         wheel = _wheel(
             unquote(urlsplit(url).path.rpartition("/")[2]),
             url,
-            sha256=digest[1] if digest else "",
+            sha256=_digest(digest[1]) if digest else "",
             requires_python=attributes.get("data-requires-python") or "",
             yanked=(attributes["data-yanked"] or "") if "data-yanked" in attributes else None,
             has_metadata=metadata != "false",
@@ -291,10 +311,38 @@ def open_url(
     request = urllib.request.Request(address, headers=headers, method="HEAD" if head else "GET")  # noqa: S310
     for name, value in authorization.items():
         request.add_unredirected_header(name, value)  # it is for this host, not for one that it points to
-    answer: urllib.response.addinfourl = _opener(settings, urlsplit(address).hostname or "").open(
-        request, timeout=patience
-    )
+    try:
+        answer: urllib.response.addinfourl = _opener(settings, urlsplit(address).hostname or "").open(
+            request, timeout=patience
+        )
+    except http.client.HTTPException as error:
+        raise OSError(f"no HTTP answer: {error or type(error).__name__}") from error
     return answer
+
+
+def read_answer(
+    answer: urllib.response.addinfourl,
+    *,
+    most_bytes: int = _LARGEST_PAGE,
+    clock: Callable[[], float] = time.monotonic,
+) -> bytes:
+    """Read an answer to its end; OSError where it is cut off, never ends, or comes so slowly that nobody would wait.
+
+    The socket's own patience starts again with every byte."""
+    content, until = bytearray(), clock() + _MOST_SECONDS
+    try:
+        while piece := answer.read1(1 << 16):
+            content += piece
+            if len(content) > most_bytes:
+                raise OSError(f"the answer is longer than {most_bytes / 10**6:.0f} MB")
+            if clock() > until:
+                raise TimeoutError(f"the answer did not end within {_MOST_SECONDS:.0f} s")
+    except http.client.HTTPException as error:
+        raise OSError(f"the answer is cut off: {error}") from error
+    length = answer.headers.get("Content-Length") if answer.headers else None
+    if length and length.isdigit() and len(content) < int(length):
+        raise OSError(f"the answer is cut off after {len(content)} of {length} bytes")
+    return bytes(content)
 
 
 def _opener(settings: IndexSettings, host: str) -> urllib.request.OpenerDirector:
@@ -308,7 +356,7 @@ def _opener(settings: IndexSettings, host: str) -> urllib.request.OpenerDirector
 
 
 def _without_password(url: str, settings: IndexSettings) -> tuple[str, dict[str, str]]:
-    """The bare address, and the name and password for it: its own, those of an index on that host, or .netrc's."""
+    """Split off the name and password of an address: its own, those of an index on that host, or .netrc's."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     same_host = [urlsplit(one) for one in settings.indexes if urlsplit(one).netloc.rpartition("@")[2] == host]
@@ -329,7 +377,7 @@ def _from_netrc(host: str) -> tuple[str | None, str | None]:
 
 
 def redacted(url: str) -> str:
-    """The address without the password that may stand in it: it goes into messages and logs."""
+    """Take the password out of an address that goes into messages and logs."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"****@{host}" if "@" in parts.netloc else host))

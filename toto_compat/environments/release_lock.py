@@ -59,7 +59,7 @@ def lock_release(
 
 
 def find_sibling(environment: Environment, beside: Mapping[str, Environment]) -> Lock | None:
-    """The lock of an environment that differs in its torch alone."""
+    """Find the lock of an environment that differs in its torch alone."""
     for name, other in beside.items():
         path = lock_path(name)
         try:

@@ -42,7 +42,7 @@ class Requirements:
     without_dependencies: tuple[str, ...]
 
     def without_dependencies_by(self, fork_wheel: Path | None) -> tuple[str, ...]:
-        """What pip is told to install without dependencies, the fork as its wheel."""
+        """List what pip installs without dependencies, the fork as its wheel."""
         return tuple(str(fork_wheel) if one.startswith(FORK) else one for one in self.without_dependencies)
 
 

@@ -85,7 +85,7 @@ def _base_image(environment: Environment) -> dict[str, Any]:
         "name": folder + slash + name,
         "version": tag or "latest",
     }
-    digest = digest or read_base_digests().get(image, "").rpartition("@")[2]
+    digest = digest or read_base_digests().get(image, "")
     if digest.startswith("sha256:"):
         component["hashes"] = [{"alg": "SHA-256", "content": digest.removeprefix("sha256:")}]
     return component

@@ -7,19 +7,18 @@ not change, so what was read once is kept by the wheel's hash.
 import email.parser
 import hashlib
 import re
-import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
 
-from packaging.markers import default_environment
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName, default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 from pydantic import ValidationError
 
 from toto_compat.contract.strict_model import StrictModel
-from toto_compat.environments.package_index import HINT, IndexSettings, WheelFile, open_url, redacted
+from toto_compat.environments.package_index import HINT, IndexSettings, WheelFile, open_url, read_answer, redacted
 from toto_compat.environments.wheel_sources import sources
 from toto_compat.errors import EnvironmentBuildError, StorageError
 from toto_compat.evidence.files import cache_folder, write_model
@@ -33,7 +32,7 @@ _ARCHITECTURES = re.compile(rb"(?:(?:sm|compute)_\d{2,3}[a-z]? )+(?:sm|compute)_
 
 
 class WheelFacts(StrictModel):
-    """What the metadata of a wheel says."""
+    """Holds what the metadata of a wheel says."""
 
     version: str  # with the local part, where the wheel itself names one
     cuda: str  # 12.8; empty: a CPU build
@@ -64,7 +63,10 @@ def _holds(marker: object, python: str) -> bool:
         "platform_machine": "x86_64",
         "sys_platform": "linux",
     }
-    return bool(marker.evaluate(target))  # type: ignore[attr-defined]
+    try:
+        return bool(marker.evaluate(target))  # type: ignore[attr-defined]
+    except (UndefinedComparison, UndefinedEnvironmentName):
+        return True  # a condition that cannot be decided is no reason to refuse a Python
 
 
 def _admits(specifier: str, python: str) -> bool:
@@ -95,19 +97,35 @@ def _read_facts(wheel: WheelFile, settings: IndexSettings) -> WheelFacts:
     if wheel.has_metadata:
         try:
             with open_url(f"{wheel.url}.metadata", settings) as answer:
-                facts = facts_of(answer.read().decode("utf-8", errors="replace"), "", "core metadata")
+                text = read_answer(answer).decode("utf-8", errors="replace")
+            facts = facts_of(text, "", "core metadata") if _is_of(text, wheel) else None
         except (OSError, ValueError):
-            facts = None  # promised and not served: the wheel itself has it too
+            facts = None  # promised and not served, or a page of another kind: the wheel itself has it too
         # metadata that names no CUDA may be of a CPU build, or of one that brings CUDA inside
         if facts is not None and (facts.cuda or wheel.version.local):
             return _with_local(facts, wheel)
     wanted = (".dist-info/METADATA", _VERSION_FILE)
     files = _read_files(wheel, settings, wanted)
-    metadata = next((text for file, text in files.items() if file.endswith(".dist-info/METADATA")), None)
+    # a wheel may carry metadata of others that it brings inside
+    own = (text.decode("utf-8", errors="replace") for file, text in files.items() if file.endswith("/METADATA"))
+    metadata = next((text for text in own if _is_of(text, wheel)), None)
     if metadata is None:
-        raise EnvironmentBuildError(f"{wheel.file}: the wheel holds no metadata", hint="the index serves a broken file")
+        raise EnvironmentBuildError(
+            f"{wheel.file}: the wheel holds no metadata of its own", hint="the index serves a broken file"
+        )
     version_py = files.get(_VERSION_FILE, b"").decode("utf-8", errors="replace")
-    return _with_local(facts_of(metadata.decode("utf-8", errors="replace"), version_py, "the wheel, by ranges"), wheel)
+    return _with_local(facts_of(metadata, version_py, "the wheel, by ranges"), wheel)
+
+
+def _is_of(metadata: str, wheel: WheelFile) -> bool:
+    """Tell if this is the metadata of that wheel, and not a page that says something else."""
+    message = email.parser.HeaderParser().parsestr(metadata)
+    try:
+        version = Version(str(message["Version"]))
+    except InvalidVersion:
+        return False
+    same_release = Version(version.public) == Version(wheel.version.public)
+    return same_release and canonicalize_name(str(message["Name"])) == wheel.project
 
 
 def _with_local(facts: WheelFacts, wheel: WheelFile) -> WheelFacts:
@@ -122,7 +140,7 @@ def _with_local(facts: WheelFacts, wheel: WheelFile) -> WheelFacts:
 def _read_files(wheel: WheelFile, settings: IndexSettings, endings: Iterable[str]) -> dict[str, bytes]:
     try:
         return dict(sources(wheel.url, lambda name: name.endswith(tuple(endings)), settings))
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except OSError as error:
         raise EnvironmentBuildError(
             f"{wheel.file}: its metadata cannot be read from {redacted(wheel.url)}: {error}", hint=HINT
         ) from error
@@ -136,7 +154,7 @@ def facts_of(metadata: str, version_py: str, read_from: str) -> WheelFacts:
     full = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", version_py, re.MULTILINE)
     return WheelFacts(
         version=full[1] if full else str(message["Version"] or ""),
-        cuda=said[1] if said else _cuda_of(requirements),
+        cuda=_major_and_minor(said[1]) if said else _cuda_of(requirements),
         requires_python=str(message["Requires-Python"] or ""),
         requirements=tuple(str(one) for one in requirements),
         read_from=read_from,
@@ -144,7 +162,7 @@ def facts_of(metadata: str, version_py: str, read_from: str) -> WheelFacts:
 
 
 def _requirement(text: str) -> Requirement | None:
-    """A requirement of the wheel alone; None for one of an extra, or one that nobody can read."""
+    """Read a requirement of the wheel itself; None for one of an extra, or one that nobody can read."""
     try:
         one = Requirement(text)
     except InvalidRequirement:
@@ -156,13 +174,19 @@ def _cuda_of(requirements: Iterable[Requirement]) -> str:
     for one in requirements:
         if _CUDA_PACKAGES.match(canonicalize_name(one.name)):
             exact = [item.version for item in one.specifier if item.operator in ("==", "===")]
-            if exact:
-                return ".".join(exact[0].split(".")[:2])
+            if exact and (cuda := _major_and_minor(exact[0])):
+                return cuda
     return ""
 
 
+def _major_and_minor(version: str) -> str:
+    """CUDA's version as torch's builds are named by it; empty where it cannot be told, as of `13.*`."""
+    found = re.match(r"(\d{1,2})\.(\d)(\.|$)", version)
+    return f"{found[1]}.{found[2]}" if found else ""
+
+
 def read_architectures(wheel: WheelFile, settings: IndexSettings) -> tuple[str, ...]:
-    """The GPUs that the wheel has kernels for, out of ten of its megabytes; empty where it does not say."""
+    """Read which GPUs the wheel has kernels for, from ten of its megabytes; empty where it does not say."""
     content = _read_files(wheel, settings, [_LIBRARY]).get(_LIBRARY, b"")
     found = [match.group().decode() for match in _ARCHITECTURES.finditer(content)]
     longest = max(found, key=len, default="")

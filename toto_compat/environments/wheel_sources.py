@@ -7,16 +7,18 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from toto_compat.environments.package_index import IndexSettings, open_url
+from toto_compat.environments.package_index import IndexSettings, open_url, read_answer, redacted
 from toto_compat.errors import EnvironmentBuildError
 
 _PLAIN = IndexSettings(indexes=())
 # Between two files that are wanted: reading on costs less than asking again.
 _GAP = 1 << 20
+_LARGEST_FILE = 512 * 1024**2  # of those that are read: libtorch_python.so has some tens of megabytes
 
 
 class RangedFile(io.RawIOBase):
@@ -33,8 +35,10 @@ class RangedFile(io.RawIOBase):
         """Fetch these bytes in one request; reads within them then cost nothing."""
         with open_url(self._url, self._settings, ranged=f"bytes={start}-{end - 1}", patience=300) as answer:
             if answer.status != 206:
-                raise EnvironmentBuildError(f"{self._url}: the index serves no ranges", hint="use another index")
-            self._kept = (start, answer.read())
+                raise EnvironmentBuildError(
+                    f"{redacted(self._url)}: the index serves no ranges", hint="use another index"
+                )
+            self._kept = (start, read_answer(answer, most_bytes=end - start))
 
     def readinto(self, buffer: "bytearray | memoryview") -> int:  # type: ignore[override]
         wanted = min(len(buffer), self.size - self._at)
@@ -79,12 +83,24 @@ def wheel_url(package: str, version: str, python: str = "3.11") -> str:
 
 
 def sources(url: str, wanted: Callable[[str], bool], settings: IndexSettings = _PLAIN) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a wheel whose names are wanted, neighbours fetched together."""
+    """Yield the files of a wheel whose names are wanted, neighbours fetched together; a broken wheel is an error."""
+    try:
+        yield from _sources(url, wanted, settings)
+    # what zipfile raises for bytes that are no archive, or one of a kind that no wheel is
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
+        raise EnvironmentBuildError(
+            f"{redacted(url)}: not a wheel, it cannot be read ({error or type(error).__name__})",
+            hint="the index serves a broken file",
+        ) from error
+
+
+def _sources(url: str, wanted: Callable[[str], bool], settings: IndexSettings) -> Iterator[tuple[str, bytes]]:
     parts = urlsplit(url)
     if parts.scheme == "file":
         with zipfile.ZipFile(unquote(parts.path)) as wheel:
-            for name in filter(wanted, wheel.namelist()):
-                yield name, wheel.read(name)
+            for one in wheel.infolist():
+                if wanted(one.filename):
+                    yield one.filename, _content(wheel, one)
         return
     remote = RangedFile(url, settings)
     # unbuffered: what was fetched ahead is the buffer
@@ -95,7 +111,13 @@ def sources(url: str, wanted: Callable[[str], bool], settings: IndexSettings = _
         for group in _neighbours(chosen, ends):
             remote.ahead(group[0].header_offset, min(remote.size, ends[group[-1].filename]))
             for one in group:
-                yield one.filename, wheel.read(one)
+                yield one.filename, _content(wheel, one)
+
+
+def _content(wheel: zipfile.ZipFile, one: zipfile.ZipInfo) -> bytes:
+    if one.file_size > _LARGEST_FILE:
+        raise zipfile.BadZipFile(f"{one.filename} would be {one.file_size / 10**9:.1f} GB")
+    return wheel.read(one)
 
 
 def _neighbours(chosen: list[zipfile.ZipInfo], ends: dict[str, int]) -> Iterator[list[zipfile.ZipInfo]]:

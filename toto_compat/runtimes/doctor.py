@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import click
 
 from toto_compat.contract.request import Device
-from toto_compat.environments.engine import check_hands_out_gpus, engine_endpoint, engine_facts, open_client
+from toto_compat.environments.engine import check_hands_out_gpus, connect, engine_endpoint, engine_facts
 from toto_compat.environments.pythons import compiler_version, find_compiler, find_python, how_to_get_python
 from toto_compat.environments.virtualenv import disk_needed, read_built, venv_folder
 from toto_compat.errors import EngineError, EnvironmentBuildError
@@ -21,7 +20,7 @@ from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.runtimes.gpu import check_can_run, check_free, gpu_notes
 from toto_compat.runtimes.machine import core_count, cpu_model
-from toto_compat.runtimes.nvidia_smi import Gpu, find_gpus, gpus_left_out, why_none
+from toto_compat.runtimes.nvidia_smi import VISIBLE, Gpu, all_gpus, find_gpus, gpus_left_out, why_none
 
 _TIMEOUT_SECONDS = 3
 
@@ -111,7 +110,9 @@ def examine_gpu(matrix: Matrix | None) -> Iterator[Finding]:
         return
     if not gpus:
         fix = "CUDA rows need a machine with an NVIDIA GPU and its driver (`apt-get install nvidia-driver`)"
-        if shutil.which("nvidia-smi"):
+        if all_gpus():
+            fix = f"unset {VISIBLE}, or set it to the UUID of one (`nvidia-smi -L` lists them)"
+        elif shutil.which("nvidia-smi"):
             fix = "`nvidia-smi -L` lists them; after a driver update a restart is needed"
         yield Finding("GPU", State.OPTIONAL, f"none: {why_none()}", fix)
         return
@@ -132,8 +133,9 @@ def examine_free_memory(gpus: Sequence[Gpu]) -> Finding:
             check_free("a cell", gpu)
     except EnvironmentBuildError as error:
         return Finding("GPU memory", State.MISSING, error.message, error.hint)
-    free = min(gpu.memory_mb - gpu.used_mb for gpu in gpus)
-    return Finding("GPU memory", State.OK, f"{free} MB free" if free else "nvidia-smi does not say of a slice")
+    free = min((gpu.memory_mb - gpu.used_mb for gpu in gpus if gpu.memory_mb), default=None)
+    told = "nvidia-smi does not say how much is free" if free is None else f"{free} MB free"
+    return Finding("GPU memory", State.OK, told)
 
 
 def examine_runnable(matrix: Matrix | None, gpus: Sequence[Gpu]) -> Iterator[Finding]:
@@ -153,11 +155,10 @@ def examine_container_gpus() -> Finding:
     """Say whether the engine hands out GPUs, as far as it tells without being asked for one."""
     part = "GPU in containers"
     try:
-        client = open_client(timeout=_TIMEOUT_SECONDS)
+        with connect(timeout=_TIMEOUT_SECONDS) as client:
+            facts = engine_facts(client)
     except EngineError as error:
         return Finding(part, State.OPTIONAL, error.message, "virtualenvs use the GPU without an engine")
-    with closing(client):
-        facts = engine_facts(client)
     try:
         check_hands_out_gpus(part, facts)
     except EnvironmentBuildError as error:
@@ -169,16 +170,17 @@ def examine_container_gpus() -> Finding:
 def examine_docker() -> Finding:
     """Ask the engine itself, where the runs will look for it: a `docker` program without one behind it is no use."""
     try:
-        client = open_client(timeout=_TIMEOUT_SECONDS)
+        with connect(timeout=_TIMEOUT_SECONDS) as client:
+            version = client.version()["Version"]
     except EngineError as error:
         return Finding("Docker engine", State.OPTIONAL, error.message, error.hint)
-    with closing(client):
-        return Finding("Docker engine", State.OK, f"version {client.version()['Version']} at {engine_endpoint()[0]}")
+    return Finding("Docker engine", State.OK, f"version {version} at {engine_endpoint()[0]}")
 
 
 def examine_slurm() -> Finding:
     if not shutil.which("sbatch"):
-        return Finding("Slurm", State.OPTIONAL, "no sbatch", "a cluster's login node has it; no command needs it yet")
+        only_for = "only for `nox -s matrix -- --executor slurm`, on a machine that submits to a cluster"
+        return Finding("Slurm", State.OPTIONAL, "no sbatch", only_for)
     try:
         done = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -190,7 +192,8 @@ def examine_chromium() -> Finding:
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if browser := shutil.which(name):
             return Finding("Chromium", State.OK, browser)
-    return Finding("Chromium", State.OPTIONAL, "none", "only for the browser tests: `apt-get install chromium`")
+    only_for = "only for the browser tests and the picture of `nox -s reference`: `apt-get install chromium`"
+    return Finding("Chromium", State.OPTIONAL, "none", only_for)
 
 
 def what_it_can_run(findings: list[Finding]) -> str:
@@ -220,7 +223,7 @@ def _containers_get_gpus(findings: list[Finding]) -> bool:
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @matrix_option
 def doctor_command(as_json: bool, matrix_file: Path | None) -> None:
     """Say what this machine can run, with the command for each missing part."""

@@ -3,16 +3,25 @@
 Every problem found here is one of the environment or the machine, never evidence against a cache.
 """
 
+import re
+import shutil
 from collections.abc import Iterator, Sequence
 
 from toto_compat.contract.request import Device, Environment
 from toto_compat.errors import EnvironmentBuildError
-from toto_compat.runtimes.nvidia_smi import VISIBLE, Gpu, capability, find_gpus, gpus_left_out, programs_on, why_none
+from toto_compat.runtimes.nvidia_smi import (
+    LEAST_FREE_MB,
+    VISIBLE,
+    Gpu,
+    capability,
+    find_gpus,
+    gpus_left_out,
+    programs_on,
+    why_none,
+)
 
 # From NVIDIA's table of minor version compatibility: a newer minor release of CUDA runs on the same driver.
 _MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
-# CUDA's own context takes some hundred MB, `base` with its float64 reference 2 GB: with less nothing can be measured.
-_LEAST_FREE_MB = 3072
 
 
 def check_gpus(name: str, environment: Environment, device: Device, gpus: Sequence[Gpu]) -> None:
@@ -33,8 +42,8 @@ def check_can_run(name: str, environment: Environment, gpus: Sequence[Gpu]) -> N
     cuda_major = int(environment.build[2:-1])
     minimum = _MINIMUM_DRIVER.get(cuda_major, 0)
     for gpu in gpus:
-        major = gpu.driver.partition(".")[0]
-        if major.isdigit() and int(major) < minimum:  # a driver that does not say its version is left to the probe
+        major = re.match(r"[0-9]{1,6}(?=\.)", gpu.driver)
+        if major and int(major[0]) < minimum:  # a driver that does not say its version is left to the probe
             raise EnvironmentBuildError(
                 f"{name}: driver {gpu.driver} is too old for {environment.build}: CUDA {cuda_major} needs {minimum}",
                 hint=f"update the NVIDIA driver to {minimum} or later, or take an environment with an older CUDA",
@@ -57,7 +66,7 @@ def check_kernels(name: str, gpu: str, architecture: str, wheel: Sequence[str]) 
     if wheel_runs_on(architecture, wheel):
         return
     own = capability(architecture) or (0, 0)
-    newest = max(found for one in wheel if (found := capability(one)))
+    newest = max((found for one in wheel if (found := capability(one))), default=(0, 0))
     newer_or_older = "it is too new, take a later release" if own > newest else "it is too old, take an earlier release"
     raise EnvironmentBuildError(
         f"{name}: the wheel has no kernels for {gpu} ({architecture}), only for {', '.join(wheel)}",
@@ -67,22 +76,26 @@ def check_kernels(name: str, gpu: str, architecture: str, wheel: Sequence[str]) 
 
 
 def wheel_runs_on(gpu: str, wheel: Sequence[str]) -> bool:
-    """Tell if a GPU runs the wheel's kernels: those of its own major version with the same or a lower minor one."""
+    """Tell if a GPU runs the wheel's kernels: those of its own major version with the same or a lower minor one.
+
+    Or those that its driver makes of PTX (`compute_120`), which is for that version and everything newer.
+    """
     own = capability(gpu)
     if own is None:  # nvidia-smi did not say: the probe will see
         return True
-    built = [found for architecture in wheel if (found := capability(architecture))]
-    return any(major == own[0] and minor <= own[1] for major, minor in built)
+    built = [found for one in wheel if (found := capability(one))]
+    portable = [found for one in wheel if one.startswith("compute_") and (found := capability(f"sm_{one[8:]}"))]
+    return any(major == own[0] and minor <= own[1] for major, minor in built) or any(one <= own for one in portable)
 
 
 def check_free(name: str, gpu: Gpu) -> None:
     """Refuse a GPU that others have filled."""
-    free = gpu.memory_mb - gpu.used_mb
-    if gpu.memory_mb and free < _LEAST_FREE_MB:
+    if gpu.is_full:
+        free = gpu.memory_mb - gpu.used_mb
         held_by = ", ".join(programs_on([gpu]).get(gpu, ()))
         raise EnvironmentBuildError(
             f"{name}: GPU {gpu.index} ({gpu.name}) has {free} of {gpu.memory_mb} MB free and a cell needs about"
-            f" {_LEAST_FREE_MB}" + (f"; used by {held_by}" if held_by else ""),
+            f" {LEAST_FREE_MB}" + (f"; used by {held_by}" if held_by else ""),
             hint=f"end what uses it, or set {VISIBLE} to the UUID of another GPU (`nvidia-smi -L` lists them)",
         )
 
@@ -90,16 +103,25 @@ def check_free(name: str, gpu: Gpu) -> None:
 def gpu_notes() -> Iterator[str]:
     """Say which GPUs are used, which are not and why, and who else computes on those that are."""
     gpus = find_gpus()
+    used = {gpu.name for gpu in gpus}
     for gpu in gpus_left_out():
         yield (
-            f"GPU {gpu.index} ({gpu.name}) is left out: the cells of a run are on one kind of GPU; {VISIBLE}={gpu.uuid}"
-            " takes it instead"
+            f"GPU {gpu.index} ({gpu.name}) is left out: it has {gpu.memory_mb - gpu.used_mb} of {gpu.memory_mb} MB"
+            f" free and a cell needs about {LEAST_FREE_MB}; end what uses it to have it used as well"
+            if gpu.name in used
+            else f"GPU {gpu.index} ({gpu.name}) is left out: the cells of a run are on one kind of GPU;"
+            f" {VISIBLE}={gpu.uuid} takes it instead"
         )
     for gpu, programs in programs_on(gpus).items():
         yield (
             f"GPU {gpu.index} ({gpu.name}) is busy: {', '.join(programs)}; timings beside it are INCONCLUSIVE, end it"
             f" first or set {VISIBLE} to the UUID of another GPU"
         )
+
+
+def why_on_the_cpu() -> str:
+    """Say why a machine with nvidia-smi runs on the CPU where nobody asked for that; '' if it is no surprise."""
+    return why_none() if shutil.which("nvidia-smi") and not find_gpus() else ""
 
 
 def check_there_is_one(asked: str) -> None:

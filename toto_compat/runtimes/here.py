@@ -32,7 +32,7 @@ class HereRuntime(VenvRuntime):
         return BuildNeeds(download_bytes=0, disk_bytes=0, seconds=0.0)
 
     def tidy(self) -> None:
-        """Nothing is left: cells are processes, and end with their runner."""
+        """Do nothing: cells are processes, and end with their runner."""
 
     def build_log(self, environment_name: str, environment: Environment) -> Path:  # noqa: ARG002 - nothing is built
         return Path(os.devnull)

@@ -8,7 +8,7 @@ from types import FrameType
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """A runner that is told to go (CI, nox) ends like one that gets Ctrl-C."""
+    """End a runner that is told to go (CI, nox) like one that gets Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

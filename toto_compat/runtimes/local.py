@@ -20,6 +20,7 @@ from toto_compat.errors import StorageError, TotoCompatError
 from toto_compat.evidence.left_file import read_left_file
 from toto_compat.evidence.references import KnownReferences
 from toto_compat.runtimes.cell_process import LOG_FILE, work_folders
+from toto_compat.runtimes.gpu_neighbours import neighbours_on, with_neighbours
 from toto_compat.runtimes.orphans import end_processes_of
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.references import SharedReferences, left_references
@@ -81,10 +82,11 @@ def run_cells(
             known = None
             if references is not None:
                 known = references_of(cell, references, runtime, scratch=scratch, progress=progress, gpu=gpu)
-            started = time.monotonic()
+            started, neighbours = time.monotonic(), neighbours_on(gpu)
             result = _run_in_scratch(
                 cell, runtime, scratch=scratch, keep_log=keep_log, progress=progress, gpu=gpu, references=known
             )
+            result = with_neighbours(result, neighbours, neighbours_on(gpu))
         finally:
             free_gpus.put(gpu)
         return FinishedCell(result, time.monotonic() - started)
@@ -170,7 +172,7 @@ def _run_in_scratch(
     gpu: str | None,
     references: KnownReferences | None,
 ) -> CellResult:
-    """An empty folder of its own for every cell, gone afterwards; only the log is kept."""
+    """Run the cell in an empty folder of its own that is gone afterwards; only the log is kept."""
     name = cell.request.cell
     with _scratch_folder(scratch, name) as folder:
         try:
@@ -213,7 +215,7 @@ def _scratch_folder(scratch: Path, name: str) -> Iterator[Path]:
 
 
 def _new_scratch_folder(scratch: Path) -> tuple[Path, IO[str]]:
-    """An empty folder, and the open lock that says somebody is using it."""
+    """Make an empty folder; return it and the open lock that says somebody is using it."""
     scratch.mkdir(parents=True, exist_ok=True)
     with (scratch / _DOOR).open("w") as door:
         fcntl.flock(door, fcntl.LOCK_SH)
@@ -225,7 +227,7 @@ def _new_scratch_folder(scratch: Path) -> tuple[Path, IO[str]]:
 
 
 def abandoned_scratch(scratch: Path) -> list[Path]:
-    """Folders of cells whose runner was killed: the kernel has freed their locks."""
+    """Find the folders of cells whose runner was killed: the kernel has freed their locks."""
     if not scratch.is_dir():
         return []
     abandoned = []

@@ -33,6 +33,10 @@ def machine_identity(device: Device) -> str:
         compiler = ""  # a container brings its own
     parts = [platform.system(), platform.machine(), cpu_model(), str(core_count()), compiler]
     if device is Device.CUDA:
+        try:
+            gpus = find_gpus()
+        except EnvironmentBuildError:
+            gpus = ()  # the login node of a cluster, whose nodes have the GPUs: cells here are refused before
         # of one kind, all that are used: how many of them there are changes no result
-        parts += dict.fromkeys(f"{gpu.name} {gpu.driver}" for gpu in find_gpus())
+        parts += dict.fromkeys(f"{gpu.name} {gpu.driver}" for gpu in gpus)
     return " | ".join(parts)

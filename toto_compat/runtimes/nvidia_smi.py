@@ -3,7 +3,6 @@
 An nvidia-smi that hangs, fails or says something else is an error: whoever has a GPU must not get a CPU run unawares.
 """
 
-import csv
 import functools
 import os
 import re
@@ -14,20 +13,31 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import PurePath
+from itertools import takewhile
+from pathlib import Path, PurePath
 
+from toto_compat.contract.log_line import printable
 from toto_compat.errors import EnvironmentBuildError
 
 # Eight GPUs without persistence mode take 20 s: the driver is loaded anew for each.
 ANSWER_SECONDS = 90.0
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# CUDA's own context takes some hundred MB, `base` with its float64 reference 2 GB: with less nothing can be measured.
+LEAST_FREE_MB = 3072
 
 _FIELDS = ("index", "uuid", "name", "driver_version", "memory.total", "memory.used", "mig.mode.current")
 _ARCHITECTURE = "compute_cap"  # drivers before 510 do not know it
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 _MIG_DEVICE = re.compile(r"^\s+MIG (?P<slice>\S+)\s+Device\s+(?P<number>\d+): \(UUID: (?P<uuid>MIG-[^)]+)\)")
 _WHOLE_GPU = re.compile(r"^GPU \d+: .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
+_SLICE_GB = re.compile(r" MIG \S*?(\d+)gb")
+_NUMBER = re.compile(r"[0-9]{1,12}")
 _NO_GPU = "No devices were found"
+_CORRUPTED_INFOROM = 14  # an exit code: it warns of what keeps no kernel from running, after its answer
+# In the place of a value, of a GPU that is listed and does not work.
+_DEAD = ("GPU is lost", "GPU requires reset", "Unknown Error", "ERR!")
+_HIDES_THE_REST = ("", "-1", "NoDevFiles")  # CUDA takes what stands before it
+_DEVICES = Path("/dev")
 _OR_THE_CPU = "or run with --device cpu"
 
 
@@ -42,6 +52,12 @@ class Gpu:
     uuid: str  # what Docker, CDI and CUDA_VISIBLE_DEVICES all take
     memory_mb: int = 0
     used_mb: int = 0
+    fault: str = ""  # what nvidia-smi says of one that does not work
+
+    @property
+    def is_full(self) -> bool:
+        """Tell if others have filled it; of one that does not say how much is used nothing is known."""
+        return bool(self.memory_mb) and self.memory_mb - self.used_mb < LEAST_FREE_MB
 
 
 @functools.cache
@@ -62,22 +78,30 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this user, in its order; all of them where it is not set."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this user, in its order; all of them where it is not set.
+
+    One of them that does not work is an error: CUDA may hang on it, or silently count without it.
+    """
     gpus = all_gpus()
     named = os.environ.get(VISIBLE)
-    if named is None or not gpus:
-        return gpus
-    words = [word.strip() for word in named.split(",")]
-    if words[0] in ("", "-1", "NoDevFiles"):
-        return ()
-    found = [_named(word, gpus) for word in words]
-    return tuple(dict.fromkeys(found))
+    if named is not None and gpus:
+        words = takewhile(lambda word: word not in _HIDES_THE_REST, (word.strip() for word in named.split(",")))
+        gpus = tuple(dict.fromkeys([_named(word, gpus) for word in words]))
+    dead = next((gpu for gpu in gpus if gpu.fault), None)
+    if dead is not None:
+        others = ",".join(gpu.uuid for gpu in gpus if not gpu.fault)
+        without = f", or leave it out: {VISIBLE}={others}" if others else ""
+        raise EnvironmentBuildError(
+            f"GPU {dead.index} ({dead.name}, {dead.uuid}) does not work: nvidia-smi says {dead.fault}",
+            hint=f"`dmesg | grep -i xid` says why; restart the machine{without}; {_OR_THE_CPU}",
+        )
+    return gpus
 
 
 def _named(word: str, gpus: Sequence[Gpu]) -> Gpu:
-    if word.isdigit():
+    if _NUMBER.fullmatch(word):
         _check_counted_alike(word, gpus)
-        by_index = [gpu for gpu in gpus if gpu.index == word]
+        by_index = [gpu for gpu in gpus if gpu.index == str(int(word))]
         if by_index:
             return by_index[0]
     # CUDA takes any beginning of a UUID that only one GPU has
@@ -86,7 +110,8 @@ def _named(word: str, gpus: Sequence[Gpu]) -> Gpu:
         return by_uuid[0]
     listed = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
     raise EnvironmentBuildError(
-        f"{VISIBLE}={os.environ[VISIBLE]}: {word!r} names no GPU of this machine",
+        f"{VISIBLE}={os.environ[VISIBLE]}: {word!r} names "
+        + ("no GPU of this machine" if not by_uuid else f"{len(by_uuid)} GPUs of this machine"),
         hint=f"nvidia-smi lists {listed}; unset {VISIBLE} to use all of them",
     )
 
@@ -107,20 +132,25 @@ def find_gpus() -> tuple[Gpu, ...]:
     """Return the GPUs that a run uses: of those left to this user the ones of the most capable kind.
 
     Rows of one table come from one kind of GPU, and an old card for the display keeps nobody from using the new one.
+    Nor does one that others have filled, where there is another of its kind.
     """
     gpus = visible_gpus()
     best = max(gpus, key=_rank, default=None)
-    return tuple(gpu for gpu in gpus if best is not None and gpu.name == best.name)
+    of_a_kind = tuple(gpu for gpu in gpus if best is not None and gpu.name == best.name)
+    return tuple(gpu for gpu in of_a_kind if not gpu.is_full) or of_a_kind
 
 
 def gpus_left_out() -> tuple[Gpu, ...]:
-    """Return those that are there for this user and are of another kind than those in use."""
+    """Return those that are there for this user and are not in use: of another kind, or full."""
     used = find_gpus()
     return tuple(gpu for gpu in visible_gpus() if gpu not in used)
 
 
-def _rank(gpu: Gpu) -> tuple[tuple[int, int], int]:
-    return capability(gpu.architecture) or (0, 0), gpu.memory_mb
+def _rank(gpu: Gpu) -> tuple[bool, tuple[int, int], int, int]:
+    """Order by what can be run at all, then by generation and size; a slice has the size that its name tells."""
+    is_large_enough = not gpu.memory_mb or gpu.memory_mb >= LEAST_FREE_MB
+    sliced = _SLICE_GB.search(gpu.name)
+    return is_large_enough, capability(gpu.architecture) or (0, 0), gpu.memory_mb, int(sliced[1]) if sliced else 0
 
 
 def capability(architecture: str) -> tuple[int, int] | None:
@@ -143,22 +173,23 @@ def why_none() -> str:
 
 def _ask() -> Iterator[Gpu]:
     if shutil.which("nvidia-smi") is None:
+        _check_no_driver()
         return
     fields: tuple[str, ...] = (*_FIELDS, _ARCHITECTURE)
     said = nvidia_smi(f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
     if said.code != 0 and "not a valid field" in said.text:
         fields = _FIELDS
         said = nvidia_smi(f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-    if _NO_GPU in said.text:
+    lines = [line for line in said.output.splitlines() if line.strip() and not line.startswith("WARNING:")]
+    if _NO_GPU in said.text and not any(_is_row(line) for line in lines):
         return
-    if said.code != 0:
+    if said.code not in (0, _CORRUPTED_INFOROM):
         raise _failed(said)
-    rows = list(csv.reader(said.output.splitlines(), skipinitialspace=True))
-    gpus = [_read_row(dict(zip(fields, row, strict=False)), whole=len(row) == len(fields), said=said) for row in rows]
-    if not gpus:
-        raise _garbage(said)
-    slices = _slices() if any(split for _, split in gpus) else {}
-    for gpu, split in gpus:
+    if not lines:
+        raise _garbage(said, said.line)
+    gpus = dict(_read_row(line, fields, said) for line in lines)  # each once, whatever it repeats
+    slices = _slices() if any(gpus.values()) else {}
+    for gpu, split in gpus.items():
         if not split:
             yield gpu
         for name, number, uuid in slices.get(gpu.uuid, ()):
@@ -167,19 +198,38 @@ def _ask() -> Iterator[Gpu]:
             yield replace(gpu, **own, memory_mb=0, used_mb=0)
 
 
-def _read_row(row: dict[str, str], *, whole: bool, said: "Said") -> tuple[Gpu, bool]:
+def _check_no_driver() -> None:
+    """Refuse a machine whose driver has GPUs but that has no nvidia-smi, as a container without NVIDIA's utilities."""
+    device = next((one for one in sorted(_DEVICES.glob("nvidia[0-9]*"))), None)
+    if device is not None:
+        raise EnvironmentBuildError(
+            f"there is a GPU ({device}) and no nvidia-smi on PATH, which says what it is",
+            hint="put nvidia-smi on PATH; a container gets it with NVIDIA_DRIVER_CAPABILITIES=compute,utility;"
+            f" {_OR_THE_CPU}",
+        )
+
+
+def _is_row(line: str) -> bool:
+    index, _, rest = line.partition(", ")
+    return bool(_NUMBER.fullmatch(index)) and rest.startswith("GPU-")
+
+
+def _read_row(line: str, fields: Sequence[str], said: "Said") -> tuple[Gpu, bool]:
     """Read one GPU, and whether it is split into slices."""
-    if not whole or not row["index"].isdigit() or not _UUID.fullmatch(row["uuid"]):
-        raise _garbage(said)
+    values = _values(line)
+    row = dict(zip(fields, values, strict=False))
+    if len(values) != len(fields) or not _NUMBER.fullmatch(row["index"]) or not _UUID.fullmatch(row["uuid"]):
+        raise _garbage(said, line)
     capability = row.get(_ARCHITECTURE, "")
     gpu = Gpu(
         index=row["index"],
         name=row["name"],
         driver=row["driver_version"],
-        architecture=f"sm_{capability.replace('.', '')}" if re.fullmatch(r"\d+\.\d", capability) else "",
+        architecture=f"sm_{capability.replace('.', '')}" if re.fullmatch(r"[0-9]{1,3}\.[0-9]", capability) else "",
         uuid=row["uuid"],
         memory_mb=_number(row["memory.total"]),
         used_mb=_number(row["memory.used"]),
+        fault=next((value for value in row.values() if any(words in value for words in _DEAD)), ""),
     )
     return gpu, row["mig.mode.current"] == "Enabled"
 
@@ -199,8 +249,13 @@ def _slices() -> dict[str, list[tuple[str, str, str]]]:
     return slices
 
 
+def _values(line: str) -> list[str]:
+    """Split a line at its commas: nvidia-smi quotes nothing. They are shown, and may be a program's name for itself."""
+    return [printable(value.strip()) for value in line.split(",")]
+
+
 def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    return int(text) if _NUMBER.fullmatch(text) else 0
 
 
 @dataclass(frozen=True)
@@ -217,7 +272,9 @@ class Said:
 
     @property
     def line(self) -> str:
-        return next((line.strip() for line in self.text.splitlines() if line.strip()), "nothing")[:200]
+        """The first line that is no GPU: what is wrong may stand after those that are right."""
+        lines = [line.strip() for line in self.text.splitlines() if line.strip()]
+        return next((line for line in (*(one for one in lines if not _is_row(one)), *lines)), "nothing")[:200]
 
 
 def nvidia_smi(*arguments: str) -> Said:
@@ -257,6 +314,9 @@ _ADVICE = (
     ("Insufficient Permissions", "this user may not open /dev/nvidia*: check their permissions"),
     ("Unable to determine the device handle", "a GPU fell off the bus (`dmesg | grep -i xid`): restart the machine"),
     ("GPU is lost", "a GPU fell off the bus (`dmesg | grep -i xid`): restart the machine"),
+    ("NVML: Unknown Error", "a container loses its GPU when systemd is reloaded on the host: start it anew"),
+    ("GPU access blocked", "Windows keeps the GPU from WSL: `wsl --update`, and update the driver of Windows"),
+    ("libnvidia-ml.so", "the driver's own library is missing: install the driver (`apt-get install nvidia-driver`)"),
     ("not a valid field", "the driver is too old for any CUDA environment: update it to 525 or later"),
 )
 
@@ -269,10 +329,10 @@ def _failed(said: Said) -> EnvironmentBuildError:
     )
 
 
-def _garbage(said: Said) -> EnvironmentBuildError:
+def _garbage(said: Said, line: str) -> EnvironmentBuildError:
     advice = (advice for words, advice in _ADVICE if words in said.text)
     return EnvironmentBuildError(
-        f"nvidia-smi answers with something that is no list of GPUs: {said.line}",
+        f"nvidia-smi answers with something that is no list of GPUs: {line.strip()[:200]}",
         hint=f"{next(advice, '`nvidia-smi --query-gpu=index,uuid,name --format=csv` shows the same')}; {_OR_THE_CPU}",
     )
 
@@ -280,17 +340,36 @@ def _garbage(said: Said) -> EnvironmentBuildError:
 # --- who uses them ----------------------------------------------------------------------------------------------------
 
 
-def programs_on(gpus: Sequence[Gpu]) -> dict[Gpu, list[str]]:
-    """Name the programs that compute on these GPUs now, as 'python (pid 4711, 21504 MB)', of those that have any."""
+@dataclass(frozen=True)
+class Program:
+    """A program that computes on a GPU."""
+
+    gpu: str  # its UUID
+    pid: str  # as the machine counts, not a container
+    name: str
+    memory_mb: int | None
+
+    def __str__(self) -> str:
+        held = f", {self.memory_mb} MB" if self.memory_mb is not None else ""
+        return f"{self.name} (pid {self.pid}{held})"
+
+
+def running_programs() -> tuple[Program, ...]:
+    """List the programs that compute on any GPU now; none where nvidia-smi does not say."""
     fields = "gpu_uuid,pid,process_name,used_gpu_memory"
     try:
         said = nvidia_smi(f"--query-compute-apps={fields}", "--format=csv,noheader,nounits")
     except EnvironmentBuildError:
-        return {}  # it answered a moment ago: nothing is known of programs, and nothing depends on it
-    rows = list(csv.reader(said.output.splitlines(), skipinitialspace=True)) if said.code == 0 else []
-    found: dict[Gpu, list[str]] = {}
-    for gpu in gpus:
-        for row in (row for row in rows if len(row) == 4 and row[0] == gpu.uuid):
-            held = f", {row[3]} MB" if row[3].isdigit() else ""
-            found.setdefault(gpu, []).append(f"{PurePath(row[2]).name} (pid {row[1]}{held})")
-    return found
+        return ()  # it answered a moment ago: nothing is known of programs, and nothing depends on it
+    rows = [_values(line) for line in said.output.splitlines()] if said.code == 0 else []
+    return tuple(
+        Program(gpu, pid, PurePath(", ".join(name)).name, int(memory) if _NUMBER.fullmatch(memory) else None)
+        for gpu, pid, *name, memory in (row for row in rows if len(row) >= 4)
+    )
+
+
+def programs_on(gpus: Sequence[Gpu]) -> dict[Gpu, list[str]]:
+    """Name the programs that compute on these GPUs now, as 'python (pid 4711, 21504 MB)', of those that have any."""
+    running = running_programs()
+    found = {gpu: [str(program) for program in running if program.gpu == gpu.uuid] for gpu in gpus}
+    return {gpu: programs for gpu, programs in found.items() if programs}

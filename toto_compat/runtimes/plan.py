@@ -15,7 +15,8 @@ from toto_compat.matrix.checkpoint import find_checkpoint
 from toto_compat.matrix.expand import is_whole_model
 from toto_compat.matrix.request import matrix_request
 from toto_compat.matrix.selection import Selection
-from toto_compat.runtimes.gpu import gpu_notes
+from toto_compat.matrix.symbols import told_of
+from toto_compat.runtimes.gpu import gpu_notes, why_on_the_cpu
 from toto_compat.runtimes.machine import core_count, machine_identity
 from toto_compat.runtimes.nvidia_smi import find_gpus
 from toto_compat.runtimes.seam import BuildNeeds, Runtime
@@ -87,6 +88,7 @@ def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: As
     if to_download is not None:  # its content is part of the key
         cells = [PlannedCell(cell.request, key="", stored=None) for cell in cells]
     jobs, notes = jobs_of(asked, selection.device, len(requests))
+    notes += told_of(selection.symbols)
     notes += [f"{name} is not in the default plan: {why}" for name, why in selection.left_out.items()]
     plan = make_plan(cells, runtime, store, jobs=jobs, device=selection.device, to_download=to_download)
     return replace(plan, notes=tuple(notes))
@@ -97,7 +99,8 @@ def jobs_of(asked: Asked, device: Device, cells: int) -> tuple[int, list[str]]:
     if asked.executor == "slurm":  # the cluster has the GPUs, and spreads the cells over them
         return asked.jobs or max(1, cells), []
     if device is Device.CPU:
-        return asked.jobs or min(2, core_count()), []
+        why = why_on_the_cpu() if asked.device == "auto" and not asked.lower_only else ""
+        return asked.jobs or min(2, core_count()), [f"no GPU is used: {why}"] if why else []
     gpus, notes = max(1, len(find_gpus())), list(gpu_notes())
     if asked.jobs is not None and asked.jobs > gpus:
         notes.append(f"--jobs {asked.jobs}: one cell at a time on each of {gpus}, two on one GPU disturb each other")
@@ -105,7 +108,7 @@ def jobs_of(asked: Asked, device: Device, cells: int) -> tuple[int, list[str]]:
 
 
 def _folder_of(selection: Selection, cell: CellName, folders: Mapping[str, Path | None]) -> str | None:
-    """The folder of the checkpoint that a cell's workload names, if it is here."""
+    """Find the folder of the checkpoint that a cell's workload names, if it is here."""
     workloads = selection.workloads
     checkpoint = workloads[cell.workload or next(iter(workloads))].checkpoint
     folder = folders[checkpoint] if checkpoint else None
@@ -165,7 +168,7 @@ def make_plan(
 
 
 def estimate(requests: Sequence[CellRequest], store: CellStore, *, jobs: int) -> tuple[float, str]:
-    """Seconds for these cells, and what that figure rests on."""
+    """Estimate the seconds for these cells, and say what that figure rests on."""
     if not requests:
         return 0.0, "nothing to run"
     known = store.known_seconds()
@@ -203,7 +206,7 @@ def _guess(request: CellRequest) -> float:
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan as it is printed."""
+    """Write the plan as it is printed."""
     lines = [f"{_cells(len(plan.cells))}, runtime {plan.runtime}, device {plan.device.value}, {plan.jobs} at a time"]
     environments = dict.fromkeys(cell.request.cell.environment for cell in plan.cells)
     for name in environments:

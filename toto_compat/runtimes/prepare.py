@@ -84,6 +84,6 @@ def with_named_sources(request: CellRequest) -> CellRequest:
 
 
 def fetch_checkpoints(selection: Selection) -> dict[str, Path]:
-    """Weights that a user named are fetched here, before any cell runs: cells have no network."""
+    """Fetch the weights that a user named, before any cell runs: cells have no network."""
     beside = selection.matrix_path.resolve().parent
     return {one: resolve_checkpoint(one, relative_to=beside) for one in selection.checkpoints}

@@ -35,7 +35,7 @@ def as_text(text: str) -> str:
 
 
 def parse_suite_line(line: str) -> tuple[str, str] | None:
-    """('recompile', 'running') of a progress line, None for any other line."""
+    """Read a progress line as ('recompile', 'running'); None for any other line."""
     if not line.startswith(SUITE_LINE):
         return None
     suite, _, state = line[len(SUITE_LINE) :].strip().partition(" ")
@@ -202,7 +202,7 @@ class LiveProgress:
 
 
 def progress_for(total: int) -> Progress:
-    """Live where a person looks at a terminal, plain in CI and in files."""
+    """Choose live progress where a person looks at a terminal, plain lines in CI and in files."""
     console = Console(stderr=True)
     return (
         LiveProgress(total, console) if console.is_terminal and not console.is_dumb_terminal else PlainProgress(total)

@@ -58,7 +58,7 @@ class SharedReferences:
         *,
         gpu: str | None = None,
     ) -> KnownReferences | None:
-        """What this request's cell is held to; None where it needs nothing or must compute its own.
+        """Return what this request's cell is held to; None where it needs nothing or must compute its own.
 
         Of a machine's GPUs, `gpu` is the one that the cell runs on: another kind rounds otherwise."""
         if not needs_references(request):
@@ -96,7 +96,7 @@ class SharedReferences:
 
 
 def shared_references(source: CellSource, *, fresh: bool) -> SharedReferences:
-    """The references of a run whose cells run this source."""
+    """Make the references of a run whose cells run this source."""
     return SharedReferences(ReferenceStore(cache_folder() / "references" / source.name), source.hash, fresh)
 
 

@@ -89,7 +89,8 @@ def _run_into(
             prepared.ready,
             runtime,
             jobs=plan.jobs,
-            gpus=[gpu.uuid for gpu in find_gpus()] if plan.device is Device.CUDA else [],
+            # a cluster hands out its own
+            gpus=[gpu.uuid for gpu in find_gpus()] if plan.device is Device.CUDA and asked.executor != "slurm" else [],
             scratch=cache_folder() / "s",
             keep_log=lambda cell, log: keep_log(cell, log, run_folder, progress),
             progress=progress,
@@ -213,7 +214,7 @@ def describe_run(name: str, selection: Selection, runtime: Runtime, asked: Asked
 
 
 def git_revision(folder: Path) -> tuple[str, bool]:
-    """The commit of the folder and whether tracked files differ from it; empty outside a repository."""
+    """Return the folder's commit and whether tracked files differ from it; empty outside a repository."""
 
     def git(*arguments: str) -> str:
         try:

@@ -52,7 +52,7 @@ class Runtime(Protocol):
     source: CellSource  # what its cells will run of this package
 
     def lock_of(self, environment_name: str, environment: Environment) -> str | None:
-        """The lock identity if the environment is there already; None if it must be built first. Cheap."""
+        """Return the lock identity if the environment is there, else None: it must be built first. Cheap."""
 
     def obstacle(self, environment_name: str, environment: Environment) -> str:
         """Say why the environment cannot be built or run, as far as that shows without trying. Cheap, mostly empty."""

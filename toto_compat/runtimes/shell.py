@@ -22,8 +22,20 @@ from toto_compat.runtimes.seam import AttachedCommand
 @click.command("shell", context_settings={"ignore_unknown_options": True})
 @click.argument("environment")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option("--runtime", type=click.Choice(get_args(RuntimeName)), default="auto", show_default=True)
-@click.option("--device", type=click.Choice([device.value for device in Device]), default="cpu", show_default=True)
+@click.option(
+    "--runtime",
+    type=click.Choice(get_args(RuntimeName)),
+    default="auto",
+    show_default=True,
+    help="A container, a virtualenv, or what is installed here; auto: docker if an engine answers.",
+)
+@click.option(
+    "--device",
+    type=click.Choice([device.value for device in Device]),
+    default="cpu",
+    show_default=True,
+    help="With cuda it sees a GPU.",
+)
 @matrix_option
 def shell_command(
     environment: str, command: tuple[str, ...], runtime: RuntimeName, device: str, matrix_file: Path | None

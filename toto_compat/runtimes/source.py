@@ -42,12 +42,12 @@ class CellSource:
 
     @property
     def name(self) -> str:
-        """Its short name, of folders in the cache that are of this source and no other."""
+        """Return its short name, for folders in the cache that are of this source and no other."""
         return staged_name(self._contents)
 
     @property
     def folder(self) -> Path:
-        """The staged copy, for PYTHONPATH."""
+        """Return the staged copy, for PYTHONPATH."""
         with self._guard:
             if self._folder is None:
                 self._folder = stage(self._contents, cache_folder() / "sources")

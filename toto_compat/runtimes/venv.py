@@ -83,7 +83,7 @@ class VenvRuntime:
         )
 
     def tidy(self) -> None:
-        """Nothing is left: cells are processes, and end with their runner."""
+        """Do nothing: cells are processes, and end with their runner."""
 
     def build_log(self, environment_name: str, environment: Environment) -> Path:
         return venv_log(environment_name, environment)
@@ -114,7 +114,7 @@ class VenvRuntime:
                 env=variables | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
                 folder=folder,
                 timeout=PROBE_SECONDS,
-                memory=_bytes(self._limits.memory),
+                memory=self._limits.memory_bytes,
                 on_line=lambda _: None,
             )
             answer = read_answer(folder / probe.ANSWER_FILE)
@@ -148,7 +148,7 @@ class VenvRuntime:
             env=variables,
             folder=folder,
             timeout=request.profile.timeout_minutes * 60,
-            memory=_bytes(request.limits.memory),
+            memory=request.limits.memory_bytes,
             on_line=on_line,
         )
         known = Provenance(**origin.model_dump(), torch=prepared.environment.torch, started=started, finished=utc_now())
@@ -201,10 +201,3 @@ class VenvRuntime:
             # one of those that the user's own CUDA_VISIBLE_DEVICES leaves, by its UUID
             places["CUDA_VISIBLE_DEVICES"] = gpu or first_gpu()
         return {**variables, **places}
-
-
-def _bytes(amount: str) -> int:
-    # here and not above: the Docker SDK takes 0.3 s, and a plan or a rerun from the store does without
-    from docker.utils import parse_bytes
-
-    return int(parse_bytes(amount))

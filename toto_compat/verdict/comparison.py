@@ -37,7 +37,7 @@ class RowChange:
 
     @property
     def is_worse(self) -> bool:
-        """Regressed, or no longer known to pass: a row that is gone or undecided now says nothing good."""
+        """Say whether it regressed or is no longer known to pass: a row that is gone says nothing good."""
         lost = self.before is Status.PASS and self.after in (None, Status.INCONCLUSIVE)
         return self.change is Change.REGRESSED or lost
 
@@ -54,7 +54,7 @@ _SPREAD_FACTOR = 2.0
 
 
 def compare(before: Sequence[JudgedCell], after: Sequence[JudgedCell]) -> list[RowChange]:
-    """One change per cell of either run. Judge both by the same limits first, or limits show up as changes."""
+    """Find one change per cell of either run. Judge both by the same limits first, or limits show up as changes."""
     old, new = _by_name(before), _by_name(after)
     return [compare_row(name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
 
@@ -90,7 +90,7 @@ def compare_row(name: str, old: JudgedCell | None, new: JudgedCell | None) -> Ro
 
 
 def _series_of(cell: JudgedCell) -> set[tuple[str, str]]:
-    """The user's own series that a cell forecast, by name and content."""
+    """Return the user's own series that a cell forecast, by name and content."""
     return {(symbol.name, symbol.content) for symbol in cell.result.request.symbols}
 
 

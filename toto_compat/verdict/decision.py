@@ -14,7 +14,7 @@ from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.gain import gain_text, weights_text
 from toto_compat.verdict.judge import JudgedCell, Status, rerun_command
 from toto_compat.verdict.ranges import ReleaseHistory, release_history
-from toto_compat.verdict.without_gpu import NOT_MEASURED, best_known
+from toto_compat.verdict.without_gpu import best_known
 
 # a cache that gains less than this by itself is not worth the change
 _WORTH_TAKING = 1.1
@@ -44,7 +44,7 @@ class Contender:
 
     @property
     def passing(self) -> tuple[tuple[JudgedCell, ...], ...]:
-        """The rows of each environment in which all of them PASS, one for every workload, oldest release first."""
+        """Return the rows of environments in which every workload's row is PASS, oldest release first."""
         rows: dict[str, list[JudgedCell]] = {}
         for cell in self.cells:
             rows.setdefault(cell.result.cell.environment, []).append(cell)
@@ -52,7 +52,7 @@ class Contender:
 
     @property
     def newest_pass(self) -> JudgedCell | None:
-        """Of the newest environment that passes the row with the smallest gain."""
+        """Return the row with the smallest gain in the newest environment that passes."""
         return min(self.passing[-1], key=_gain) if self.passing else None
 
 
@@ -83,10 +83,12 @@ class UnfinishedCell:
     cell: str
     device: Device
     profile: str
+    lower_only: bool = False  # it was to be compiled for CUDA without a GPU, which turns no compile on
 
     @property
     def command(self) -> str:
-        return f"toto-compat matrix '{self.cell}' --profile {self.profile} --device {self.device.value}"
+        where = "--lower-only" if self.lower_only else f"--device {self.device.value}"
+        return f"toto-compat matrix '{self.cell}' --profile {self.profile} {where}"
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def decide(cells: Sequence[JudgedCell], rules: DecisionRules, unfinished: Sequen
 def contenders_of(
     device: Device, cells: Sequence[JudgedCell], known_releases: Sequence[str] = ()
 ) -> tuple[Contender, ...]:
-    """Cells grouped by cache, mode and settings, each along the releases, in the order of first appearance."""
+    """Group cells by cache, mode and settings, each along the releases, in the order of first appearance."""
     here = [cell for cell in cells if cell.result.request.speaks_of is device]
     releases = {*known_releases, *(torch_release(cell) for cell in here)}
     groups: defaultdict[tuple[str, str, str], list[JudgedCell]] = defaultdict(list)
@@ -162,13 +164,13 @@ def torch_release(cell: JudgedCell) -> str:
 
 
 def compile_adds_nothing(cell: JudgedCell) -> bool:
-    """Same-cache eager over compiled: an interval that reaches down to 1 shows no gain from compile itself."""
+    """Say whether same-cache eager over compiled reaches down to 1: compile itself then shows no gain."""
     same_cache = cell.figure(Suite.SPEED, "speedup_same_cache")
     return same_cache is not None and same_cache.low is not None and same_cache.low <= 1.0
 
 
 def gain_of_cache_alone(cell: JudgedCell) -> float | None:
-    """Upstream eager over the same cache eager, where the forecasts are right; None: not measured, or not right."""
+    """Return upstream eager over the same cache eager; None where that was not measured or is not right."""
     judged, timed = cell.gates.get(Gate.EQUIVALENCE), cell.gates.get(Gate.SPEEDUP)
     upstream = cell.figure(Suite.SPEED, "eager_p50_ms")
     alone = cell.figure(Suite.SPEED, "same_cache_eager_p50_ms")
@@ -191,12 +193,14 @@ def _decide_device(
         return replace(enabled, allowed=_allowed(for_production, rules, compiled=True))
     if gaining:
         return _worth_checking(device, max(gaining, key=_preference), contenders, rules)
-    if unfinished:  # any of them may be the row that compile can go back on with
-        return _stopped_early(device, unfinished, contenders)
+    if waited_for := [cell for cell in unfinished if not cell.lower_only]:
+        # any of them may be the row that compile can go back on with
+        return _stopped_early(device, waited_for, contenders)
     if passing:
         alone = _cache_only(device, max(passing, key=_preference), contenders)
         return replace(alone, allowed=_allowed([max(passing, key=_preference)], rules, compiled=False))
-    return _without_pass(device, contenders, [cell.result for cell in cells] if device is Device.CUDA else [])
+    without = _without_pass(device, contenders, [cell.result for cell in cells] if device is Device.CUDA else [])
+    return replace(without, next_commands=(*(cell.command for cell in unfinished), *without.next_commands))
 
 
 def _allowed(contenders: Sequence[Contender], rules: DecisionRules, *, compiled: bool) -> tuple[JudgedCell, ...]:
@@ -216,7 +220,7 @@ def _allowed(contenders: Sequence[Contender], rules: DecisionRules, *, compiled:
 
 
 def _preference(contender: Contender) -> tuple[Version, int, bool, float]:
-    """Newest release first, then the longest list of good releases, PyTorch's own settings, the larger gain."""
+    """Order by the newest release, the longest list of good releases, PyTorch's own settings, the larger gain."""
     best = contender.newest_pass
     assert best is not None
     return Version(torch_release(best)), len(contender.passing), contender.settings == "stock", _gain(best)
@@ -393,7 +397,7 @@ def _without_pass(device: Device, contenders: tuple[Contender, ...], may_know: S
             result, found = known
             reason += (
                 f", but {result.cell.cache}/{result.cell.mode_and_settings} on torch "
-                f"{result.request.environment.torch} was {found.text}; an hour on a GPU would add {NOT_MEASURED}"
+                f"{result.request.environment.torch} was {found.text}; an hour on a GPU would add {found.not_measured}"
             )
         return _no_contender(
             device,
@@ -454,7 +458,7 @@ def _no_contender(
 
 
 def _how_far(cell: JudgedCell) -> tuple[int, int, int]:
-    """Cells that got furthest: the fewest failures, then the most passes, then the latest gate to stop them."""
+    """Rank cells by how far they got: the fewest failures, the most passes, the latest gate to stop them."""
     statuses = [judged.status for judged in cell.gates.values()]
     stopped_at = list(Gate).index(cell.decided_by) if cell.decided_by else 0
     return -statuses.count(Status.FAIL), statuses.count(Status.PASS), stopped_at

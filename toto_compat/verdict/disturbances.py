@@ -47,18 +47,18 @@ class _Loop:
         return seconds if seconds is not None and seconds >= _SHORTEST_S else None
 
     def spent(self, *keys: str) -> float | None:
-        """How far a counter went on; None where it was not read, or went back."""
+        """Return how far a counter went on; None where it was not read, or went back."""
         before, after = _number(self.before, keys), _number(self.after, keys)
         return after - before if before is not None and after is not None and 0 <= before <= after else None
 
     def share(self, *keys: str) -> float:
-        """A counter of seconds over the seconds that passed; 0 where nothing is known."""
+        """Divide a counter of seconds by the seconds that passed; 0 where nothing is known."""
         spent, seconds = self.spent(*keys), self.seconds
         return spent / seconds if spent is not None and seconds is not None else 0.0
 
     @property
     def foreign_cores(self) -> float:
-        """Cores that others kept busy; 0 where that is not known, as where the cell seems to have done nothing."""
+        """Count the cores that others kept busy; 0 where that is not known, as where the cell seems idle itself."""
         busy, own, seconds = self.spent("busy_s"), self.spent("own_cpu_s"), self.seconds
         return max(0.0, busy - own) / seconds if busy is not None and own and seconds is not None else 0.0
 
@@ -131,7 +131,7 @@ def _gpu_throttling(loop: _Loop) -> Iterator[Disturbance]:
 
 
 def _foreign_gpu_processes(loop: _Loop) -> Iterator[Disturbance]:
-    """Others that computed on the GPU at the end: at the start a cell beside may just have made way."""
+    """Find others that computed on the GPU at the end: at the start a cell may just have made way."""
     listed = loop.after.get("gpu_processes")
     processes = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
     # if this cell is not among them they are told by the numbers of another namespace, and one of them is the cell

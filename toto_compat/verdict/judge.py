@@ -14,7 +14,7 @@ from toto_compat.contract.suites import Suite
 from toto_compat.matrix.demands import demands_of
 from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.disturbances import disturbed_by
-from toto_compat.verdict.without_gpu import NOT_MEASURED, known_without_gpu
+from toto_compat.verdict.without_gpu import told_without_gpu
 
 
 class Status(StrEnum):
@@ -70,13 +70,13 @@ class JudgedCell:
         return "" if self.verdict is Status.PASS else "no gate applies"
 
     def figure(self, suite: Suite, name: str) -> Figure | None:
-        """Any figure of the cell, also one that no gate judges."""
+        """Return any figure of the cell, also one that no gate judges."""
         evidence = self.result.evidence.get(suite)
         return evidence.figures.get(name) if evidence and evidence.outcome is Outcome.MEASURED else None
 
 
 def judge(result: CellResult, gates: Mapping[Gate, GateLimit]) -> JudgedCell:
-    """The verdict of one cell from its stored evidence alone."""
+    """Judge one cell by its stored evidence alone."""
     demands = demands_of(gates, device=result.request.speaks_of, mode=result.request.cell.mode)
     is_lost = bool(broken_demand(demands, result.evidence))
     # gates of the user's own series decide where there are some
@@ -94,21 +94,21 @@ def judge(result: CellResult, gates: Mapping[Gate, GateLimit]) -> JudgedCell:
 
 
 def draws_of(cell: JudgedCell) -> str:
-    """The random stream that samples were drawn with, as the binding said, or as the workload asked for it."""
+    """Name the random stream that samples were drawn with, as the binding or else the workload said."""
     evidence = cell.result.evidence.get(Suite.EQUIVALENCE)
     said = evidence.details.get("draws") if evidence else None
     return str(said or cell.result.request.workload.draws or "")
 
 
 def forecast_text(cell: JudgedCell) -> str:
-    """The workload with its precision and draws: 'production, float16 autocast, direct draws'."""
+    """Write the workload with its precision and draws: 'production, float16 autocast, direct draws'."""
     request, draws = cell.result.request, draws_of(cell)
     parts = [request.workload_name, request.workload.precision, f"{draws} draws" if draws else ""]
     return ", ".join(part for part in parts if part)
 
 
 def rerun_command(result: CellResult, *, profile: str = "") -> str:
-    """The exact command that runs this cell again."""
+    """Write the exact command that runs this cell again."""
     request = result.request
     # where the user's series lay is not kept in a result
     data = (
@@ -182,7 +182,7 @@ def _of_which(gate: Gate, evidence: SuiteEvidence) -> str:
 
 
 def _what_torch_said(gate: Gate, evidence: SuiteEvidence) -> str:
-    """The first event behind a failed count: what came later may only follow from it."""
+    """Quote the first event behind a failed count: what came later may only follow from it."""
     events = [event for event in evidence.events if event.kind in gate.rule.explained_by]
     if not events:
         return ""
@@ -194,11 +194,7 @@ def _what_torch_said(gate: Gate, evidence: SuiteEvidence) -> str:
 
 def _only_lowered(result: CellResult) -> str:
     """Say what is known of a cell that was compiled for CUDA without a GPU, and what is not; '' if it was run."""
-    if not result.request.lower_only:
-        return ""
-    known = known_without_gpu(result)
-    told = known.text if known else "the code for CUDA was not compiled"
-    return f"{NOT_MEASURED} are not measured without a GPU; {told}"
+    return told_without_gpu(result) if result.request.lower_only else ""
 
 
 def _not_evidence(result: CellResult, gate: Gate, evidence: SuiteEvidence | None) -> str:
@@ -251,10 +247,15 @@ def _reference_is_no_better(gate: Gate, evidence: SuiteEvidence | None, limit: G
 
 
 def _disturbed(gate: Gate, evidence: SuiteEvidence | None) -> str:
-    """Say what kept a time from meaning anything: then it neither passes nor fails; '' if nothing did."""
-    if not gate.rule.is_a_time or evidence is None or evidence.outcome is not Outcome.MEASURED:
+    """Say what kept a time or a GPU's memory from meaning anything: then it decides nothing; '' if nothing did."""
+    if evidence is None or evidence.outcome is not Outcome.MEASURED:
         return ""
-    return disturbed_by(evidence.details.get("conditions"))
+    if gate.rule.suite is Suite.MEMORY and (others := evidence.details.get("other_programs")):
+        return (
+            f"the GPU's memory was used by others as well while it was measured ({', '.join(map(str, others))}): "
+            "end them, or run it on a GPU of its own"
+        )
+    return disturbed_by(evidence.details.get("conditions")) if gate.rule.is_a_time else ""
 
 
 def _measured_in_part(gate: Gate, evidence: SuiteEvidence | None, *, is_lost: bool) -> str:
@@ -289,7 +290,7 @@ def _command_for_missing(result: CellResult, suite: Suite) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text from a log made fit for a table: one line, and no control characters that a terminal would obey."""
+    """Make text from a log fit for a table: one line, and no control characters that a terminal would obey."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 

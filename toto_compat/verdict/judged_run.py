@@ -64,6 +64,8 @@ def rules_of(info: RunInfo, today: date) -> DecisionRules:
 def unfinished_of(run: Run) -> tuple[UnfinishedCell, ...]:
     """List what was planned and has no result. A CPU build, by its environment's name, ran on the CPU anyway."""
     device = Device(run.info.device)
+    if any(cell.request.lower_only for cell in run.cells) or "--lower-only" in run.info.command:
+        return tuple(UnfinishedCell(name, Device.CUDA, run.info.profile, lower_only=True) for name in run.unfinished)
     return tuple(
         UnfinishedCell(name, Device.CPU if _CPU_BUILD.match(name) else device, run.info.profile)
         for name in run.unfinished
@@ -71,7 +73,7 @@ def unfinished_of(run: Run) -> tuple[UnfinishedCell, ...]:
 
 
 def in_table_order(cells: Iterable[JudgedCell]) -> tuple[JudgedCell, ...]:
-    """CPU before CUDA, old releases first; within an environment the order stays."""
+    """Sort CPU before CUDA, old releases first; within an environment the order stays."""
     return tuple(
         sorted(
             cells,
@@ -85,7 +87,7 @@ def in_table_order(cells: Iterable[JudgedCell]) -> tuple[JudgedCell, ...]:
 
 
 def read_gates(path: Path, info: RunInfo) -> dict[Gate, GateLimit]:
-    """The run's own limits with those of a file on top: a matrix file, or one that holds nothing but gates.
+    """Read the run's limits with those of a file on top: a matrix file, or one with nothing but gates.
 
     Of a matrix file the limits of the run's profile come last. A gate that the file does not name stays as it was.
     """

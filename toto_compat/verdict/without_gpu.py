@@ -9,7 +9,8 @@ from packaging.version import Version
 from toto_compat.contract.result import CellResult, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 
-NOT_MEASURED = "speed, memory and the replay of CUDA graphs"
+_NOT_MEASURED = "speed, memory and the replay of CUDA graphs"
+_NOT_EXECUTED = f"the values of its forecasts, {_NOT_MEASURED}"
 _RIGHT = 1.0  # errors over what eager's own noise allows
 
 
@@ -21,6 +22,11 @@ class KnownWithoutGpu:
     executed: str
     objections: int | None  # graphs that CUDA graphs would not take whole; None: not known
     right: bool | None  # None: not executed
+
+    @property
+    def not_measured(self) -> str:
+        """Name what a GPU would add: also whether the forecasts are right, where the code was only compiled."""
+        return _NOT_EXECUTED if self.right is None else _NOT_MEASURED
 
     @property
     def text(self) -> str:
@@ -45,6 +51,14 @@ def known_without_gpu(result: CellResult) -> KnownWithoutGpu | None:
         objections=int(value) if value is not None and math.isfinite(value) else None,
         right=right,
     )
+
+
+def told_without_gpu(result: CellResult) -> str:
+    """Say in one line what is not measured of a cell without a GPU, and what is known of it."""
+    known = known_without_gpu(result)
+    if known is None:
+        return f"{_NOT_EXECUTED} are not measured without a GPU; the code for CUDA was not compiled"
+    return f"{known.not_measured} are not measured without a GPU; {known.text}"
 
 
 def _compiled_text(lowered: SuiteEvidence) -> str:
@@ -77,7 +91,7 @@ def _executed_text(executed: SuiteEvidence | None) -> str:
 
 
 def best_known(results: Sequence[CellResult]) -> tuple[CellResult, KnownWithoutGpu] | None:
-    """The cell that says the most for compile on CUDA: right, whole graphs, the newest release."""
+    """Choose the cell that says the most for compile on CUDA: right, whole graphs, the newest release."""
     known = [(result, one) for result in results if (one := known_without_gpu(result)) is not None]
     if not known:
         return None

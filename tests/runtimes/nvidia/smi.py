@@ -90,6 +90,11 @@ SPLIT = (
 )
 
 
+def without_devices(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have a machine that may have GPUs look as one whose driver has made no device."""
+    patch.setattr(nvidia_smi, "_DEVICES", folder / "no-devices")
+
+
 def install(
     folder: Path,
     patch: pytest.MonkeyPatch,

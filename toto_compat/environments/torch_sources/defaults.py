@@ -73,7 +73,7 @@ def _by_release() -> Mapping[str, Mapping[str, Any]]:
 
 
 def known() -> dict[str, dict[str, Any]]:
-    """The table as it was read, release by release."""
+    """Return the table as it was read, release by release."""
     document = spans.load(TABLE)
     releases: list[str] = document["releases"]
     read: dict[str, dict[str, Any]] = {release: {} for release in releases}

@@ -107,7 +107,7 @@ def _says(call: ast.Call) -> str:
 
 
 def known() -> dict[str, Read]:
-    """The table as it was read, release by release."""
+    """Return the table as it was read, release by release."""
     document = spans.load(TABLE)
     read: dict[str, dict[str, dict[str, list[int]]]] = {release: {} for release in document["releases"]}
     for file, statements in document["files"].items():

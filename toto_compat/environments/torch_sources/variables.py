@@ -32,7 +32,7 @@ class Table:
     variables: Mapping[str, Variable]
 
     def nearest(self, torch: str) -> str:
-        """The release of the table that speaks for a torch: the same, else the newest that is not newer."""
+        """Find the release of the table that speaks for a torch: the same, else the newest that is not newer."""
         return spans.nearest(torch, self.releases)
 
 
@@ -57,7 +57,7 @@ Read = Mapping[str, tuple[set[str], set[str]]]
 
 
 def known() -> dict[str, Read]:
-    """The table as it was read, release by release."""
+    """Return the table as it was read, release by release."""
     table = load_table()
     return {
         release: {
@@ -121,7 +121,7 @@ def _read_in(tree: ast.Module) -> Iterator[tuple[str, set[str]]]:
 
 
 def _name_read(node: ast.AST) -> str:
-    """The variable that an expression reads: os.environ.get("X"), os.getenv("X"), os.environ["X"]."""
+    """Name the variable that an expression reads: os.environ.get("X"), os.getenv("X"), os.environ["X"]."""
     argument: ast.AST | None = None
     if isinstance(node, ast.Call) and node.args:
         called = node.func
@@ -146,7 +146,7 @@ def is_source(name: str) -> bool:
 
 
 def installed_sources(torch_folder: Path) -> Iterator[tuple[str, bytes]]:
-    """The same files of an installed torch."""
+    """Read the same files of an installed torch."""
     for path in sorted(torch_folder.rglob("*.py")):
         name = f"torch/{path.relative_to(torch_folder).as_posix()}"
         if is_source(name):

@@ -53,7 +53,7 @@ class SlurmError(TotoCompatError):
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """What the queue says of one job."""
+    """Holds what the queue says of one job."""
 
     state: str
     node: str = ""
@@ -164,7 +164,7 @@ def passed_on(variables: Mapping[str, str]) -> list[str]:
 
 @contextmanager
 def _without_defaults_of_sbatch() -> Iterator[None]:
-    """Variables that sbatch takes before the lines of a batch script: what is asked for stands in matrix.yaml."""
+    """Hide variables that sbatch prefers to its script's lines: what is asked for stands in matrix.yaml."""
     taken = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SBATCH_")}
     try:
         yield

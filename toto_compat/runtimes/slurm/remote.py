@@ -99,4 +99,4 @@ class NodesRuntime:
         raise AssertionError("cells of this runtime run on nodes: the executor submits them")
 
     def stop(self) -> None:
-        """Nothing runs here; the executor cancels its jobs."""
+        """Do nothing here; the executor cancels its jobs."""

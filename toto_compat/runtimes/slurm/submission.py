@@ -26,7 +26,7 @@ Keep = Callable[[Submitted], None]
 
 @dataclass(frozen=True)
 class _Array:
-    """What the jobs of one array have in common."""
+    """Holds what the jobs of one array have in common."""
 
     kind: str
     after: int | None
@@ -59,7 +59,7 @@ def submit(exchange: Exchange, submitted: Submitted, tasks: Sequence[Submission]
                 [exchange.task(task.number) for task in chunk],
                 array.demands,
                 cpus=array.limits.cpus,
-                memory_mb=_megabytes(array.limits.memory),
+                memory_mb=array.limits.memory_bytes // 2**20,
                 minutes=array.minutes,
                 at_a_time=submitted.at_a_time,
                 name=name,
@@ -112,7 +112,3 @@ def _arrays(
         arrays[repr(array)].append(task)
         described[repr(array)] = array
     return [(described[alike], own) for alike, own in arrays.items()]
-
-
-def _megabytes(amount: str) -> int:
-    return int(amount[:-1]) * (1024 if amount.endswith("g") else 1)

@@ -224,7 +224,7 @@ class Watch:
                 self.progress.note(f"{task.cell}: {lost}, submitted again (try {task.tries + 1} of {tries})")
 
     def _count_refused(self, asked: Sequence[Submission], why: str) -> None:
-        """What Slurm does not take is a try too: what it refuses once it mostly refuses for ever."""
+        """Count what Slurm does not take as a try: what it refuses once it mostly refuses for ever."""
         jobs = {task.number: len(task.jobs) for task in self.submitted.tasks}
         refused = {task.number for task in asked if jobs[task.number] == len(task.jobs)}
         self._refusal = why
