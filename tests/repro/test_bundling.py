@@ -145,6 +145,27 @@ def test_words_that_ask_for_nothing_are_a_usage_error(tmp_path: Path) -> None:
         assert "--from-log" in (unheard := repro("a.yaml", option, "2.9.0")).output
         assert unheard.exit_code == ExitCode.USAGE
     assert repro("a.yaml", "--explain", "all", "--bundle").exit_code == ExitCode.USAGE
+    assert "the incident comes before --explain" in repro("--explain", "a.yaml").output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("a.yaml", "--with-wheels"), "--with-wheels: it is for a bundle"),
+        (("a.yaml", "--no-trace"), "--no-trace: it is for a bundle"),
+        (("a.yaml", "-o", "b.zip"), "-o: it is for a bundle"),
+        (("--from-log", "x.log", "--bundle"), "--bundle: --from-log writes an incident file"),
+        (("--from-log", "x.log", "--with-wheels"), "--with-wheels: --from-log writes an incident file"),
+        (("--from-log", "x.log", "--explain", "all"), "--explain: --from-log writes an incident file"),
+        (("run", RED, "--cache", "fixed_size"), "--cache: a red cell is put into a bundle"),
+        (("run", RED, "--explain", "all"), "--explain: a red cell is put into a bundle"),
+        (("run", RED, "--stored"), "--stored: a red cell is put into a bundle"),
+    ],
+)
+def test_an_option_that_would_be_passed_over_is_a_usage_error(words: tuple[str, ...], told: str) -> None:
+    refused = repro(*words)
+    assert refused.exit_code == ExitCode.USAGE
+    assert told in refused.output
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`--explain` changes one thing at a time, takes what is stored, and names the smallest change that ends it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from toto_compat.repro.command import repro_command
 from toto_compat.repro.explain import (
     AXES,
     Explanation,
+    PlannedVariant,
     Row,
     Variant,
     axes_of,
@@ -180,12 +182,15 @@ def test_an_environment_that_is_not_built_is_tried_only_when_releases_are_asked_
     spared = plan_variant(variant, ask(variant.incident), runtime, CellStore(tmp_path), builds=False)
     asked = plan_variant(variant, ask(variant.incident), runtime, CellStore(tmp_path), builds=True)
     assert "its environment is not built" in spared.obstacle
-    assert asked.to_build and not asked.obstacle
+    assert asked.build_cost and not asked.obstacle
 
 
 def test_axes_are_picked_by_name_and_a_wrong_one_is_told() -> None:
     assert axes_of("all") == tuple(AXES)
     assert axes_of("cache, mode") == ("mode", "cache")
+    for nothing in ("", " , "):
+        with pytest.raises(SelectionError, match="names no axis"):
+            axes_of(nothing)
     with pytest.raises(SelectionError, match="no axis 'cahce'") as caught:
         axes_of("cahce")
     assert "did you mean cache?" in caught.value.hint
@@ -200,6 +205,13 @@ def test_dry_run_prints_the_plan_and_runs_nothing(monkeypatch: pytest.MonkeyPatc
     )
     assert run.exit_code == ExitCode.OK, run.output
     assert "cache fixed_size: " in run.output and "mode default" not in run.output
+
+
+def test_the_plan_counts_the_build_of_an_environment_once() -> None:
+    one = PlannedVariant(Variant("", "the incident itself", HERE), ask(HERE), cost=60, build_cost=600)
+    text = plan_text(one, [replace(one, variant=Variant("mode", f"mode {name}", HERE)) for name in "ab"])
+    assert "mode a: its environment is to be built, then to run, about 660 s" in text
+    assert "estimated 13 min" in text
 
 
 def test_the_explanation_is_data_as_well() -> None:

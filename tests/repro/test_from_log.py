@@ -1,6 +1,7 @@
 """An incident file from a log: what it shows is filled in, what it cannot know is named, and no secret gets through."""
 
 import os
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,23 @@ def test_productions_raw_lines_name_2_9_0_first_and_productions_environment(tmp_
         8,
         "6/7: kv_cache._current_idx[7] == 0",
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "date"),
+    [
+        ("2026-11-18T10:00", "2026-11-17"),
+        ("2026-01-02T10:00", "2025-11-17"),  # no line is younger than the log
+        ("2026-11-16T23:30", "2026-11-17"),  # but for a clock ahead of UTC
+        ("2025-12-31T23:30", "2025-11-17"),
+    ],
+)
+def test_a_line_without_a_year_is_of_the_last_one_that_it_can_be_of(tmp_path: Path, changed: str, date: str) -> None:
+    log = tmp_path / "service.log"
+    log.write_text(LIMIT, encoding="utf-8")
+    moment = datetime.fromisoformat(f"{changed}Z").timestamp()
+    os.utime(log, (moment, moment))
+    assert from_log(log, tmp_path / "i.yaml")[0].date == date
 
 
 def test_a_warning_that_says_less_than_another_is_not_expected_twice(tmp_path: Path) -> None:

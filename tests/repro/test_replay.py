@@ -73,6 +73,7 @@ def refused(path: Path) -> BundleError:
         ({"environment": "", "pins": {"python": "3.11", "freeze": "../../etc/passwd"}}, {}),
         ({"workload": {"csv": {"path": "/etc/passwd", "time_column": "a", "value_columns": ["b"]}}}, {}),
         ({"workload": {"checkpoint": "~/weights"}}, {}),
+        ({"environment": "", "pins": {"python": "3.11", "torch": "2.13.0", "cuda": "cpu", "toto_ts": "/srv/toto"}}, {}),
         ({}, {"mine": {"source": "../../bot/cache.py:Mine"}}),
     ],
 )

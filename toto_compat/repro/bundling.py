@@ -1,6 +1,6 @@
 """Bundles on the command line: made of an incident that was run again or of a red cell, and unpacked for a replay."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,14 +66,31 @@ def bundling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def refuse_unused(words: tuple[str, ...], options: Bundling, running: Mapping[str, object]) -> None:
+    """Refuse an option that would be passed over in silence; `running` are those of running an incident, by name."""
+    of_a_log = {"--torch": options.torch, "--freeze": options.freeze, "--env": options.env_file}
+    of_a_bundle = {"--with-wheels": options.with_wheels, "--no-trace": options.no_trace}
+    unused, why = _given(of_a_log), "it is for an incident from a log: name --from-log LOG too"
+    if options.from_log is not None:
+        unused = _given({"--bundle": options.bundle, **of_a_bundle, **running})
+        why = "--from-log writes an incident file and runs nothing"
+    elif not unused and len(words) == 2:
+        unused, why = _given(running), "a red cell is put into a bundle and not run again"
+    elif not unused and not options.bundle:
+        unused, why = _given({**of_a_bundle, "-o": options.output}), "it is for a bundle: name --bundle too"
+    if unused:
+        raise click.UsageError(f"{unused[0]}: {why}")
+
+
+def _given(values: Mapping[str, object]) -> list[str]:
+    return [name for name, value in values.items() if value is not None and value is not False]
+
+
 @contextmanager
 def what_to_run(
     words: tuple[str, ...], options: Bundling, matrix_file: Path | None, runtime: RuntimeName
 ) -> Iterator[ToRun | None]:
     """Do what is asked unless it is to run an incident; then give that, for as long as its files are there."""
-    only = {"--torch": options.torch, "--freeze": options.freeze, "--env": options.env_file}
-    if options.from_log is None and (given := [name for name, value in only.items() if value is not None]):
-        raise click.UsageError(f"{given[0]} is for an incident from a log: name --from-log LOG too")
     if options.from_log is not None:
         if words:
             raise click.UsageError("--from-log writes an incident; run that afterwards")
@@ -173,6 +190,8 @@ def make_bundle(
     target = options.output or Path(f"{str(result.cell).replace('/', '_').replace('@', '_')}{SUFFIX}")
     if target.exists():
         raise InputError(f"{target} exists and is not overwritten", hint="name another file with -o")
+    # first, since it may be refused: the minimal script takes minutes
+    wheels = locked_wheels(result.request) if options.with_wheels else {}
     contents = gather(incident, incident_folder, result, matrix, log=log, command=command, shows=shows)
     script = add_script(contents, incident, result)
     if script and not options.no_trace:
@@ -181,7 +200,6 @@ def make_bundle(
             contents.notes.append(prepared_run)
         else:
             add_run(contents, prepared_run)
-    wheels = locked_wheels(result.request) if options.with_wheels else {}
     head = about(result, contents, command=command, shows=shows)
     manifest = write_bundle(target, head, contents.files, wheels)
     size = target.stat().st_size
@@ -208,7 +226,7 @@ def _traced_run(script: str, result: CellResult, runtime_name: RuntimeName, matr
 
 
 def locked_wheels(request: CellRequest) -> dict[str, Path]:
-    """The wheels of the environment's lock, fetched and checked."""
+    """Fetch and check the wheels of the environment's lock."""
     name = request.cell.environment
     lock = _lock_of(request)
     fetch_wheels(lock, request.environment, say)

@@ -54,7 +54,7 @@ class Claim(StrictModel):
 
     @property
     def row(self) -> str:
-        """The cell that it speaks of, without its environment."""
+        """Name the cell that it speaks of, without its environment."""
         return f"{self.cache}/{self.mode}{'' if self.settings == 'stock' else f'+{self.settings}'}"
 
 
@@ -123,7 +123,7 @@ def _audit(claim: Claim, rows: Sequence[StoredRow], limits: Mapping[Gate, GateLi
 
 
 def _by_own_figures(claim: Claim, limits: Mapping[Gate, GateLimit]) -> AuditedClaim:
-    """A verdict is refuted by its own figures where these break the limits in use."""
+    """Confirm a verdict by its own figures, or refute it where these break the limits in use."""
     broken = []
     for gate, value in claim.own_figures.items():
         limit = limits.get(gate) or gate.rule.default
@@ -160,7 +160,7 @@ def _decides(cell: StoredCell, claim: Claim, limits: Mapping[Gate, GateLimit]) -
 
 
 def _newest(claim: Claim, rows: Sequence[StoredRow]) -> StoredRow | None:
-    """Of several cells one on a GPU, by the newest version of its suite, run last."""
+    """Choose of several cells one on a GPU, by the newest version of its suite, run last."""
 
     def merit(row: StoredRow) -> tuple[bool, int, str]:
         evidence = row.cell.evidence.get(claim.suite or Suite.RECOMPILE)
@@ -171,7 +171,7 @@ def _newest(claim: Claim, rows: Sequence[StoredRow]) -> StoredRow | None:
 
 
 def _deciding_figure(claim: Claim, cell: StoredCell) -> Figure | None:
-    """The figure that a claim is held against: of the series that it names, else of the cell."""
+    """Find the figure that a claim is held against: of the series that it names, else of the cell."""
     if not claim.symbol:
         return _figure(claim, cell)
     evidence = cell.evidence.get(Suite.SYMBOLS)
@@ -181,7 +181,7 @@ def _deciding_figure(claim: Claim, cell: StoredCell) -> Figure | None:
 
 
 def _figure(claim: Claim, cell: StoredCell) -> Figure | None:
-    """The cell's figure; of CUDA graphs also what its graphs, compiled for CUDA without a GPU, predict."""
+    """Return the cell's figure; of CUDA graphs also what its graphs, compiled for CUDA without a GPU, predict."""
     suites = (Suite.CUDAGRAPH, Suite.CUDA_LOWERING) if claim.suite is Suite.CUDAGRAPH else (claim.suite,)
     there = [cell.evidence[suite] for suite in suites if suite in cell.evidence]
     figures = [one.figures.get(claim.figure) for one in there if one.outcome is Outcome.MEASURED]
@@ -189,7 +189,7 @@ def _figure(claim: Claim, cell: StoredCell) -> Figure | None:
 
 
 def _on_cpu(claim: Claim, rows: Sequence[StoredRow]) -> str:
-    """What a CPU's cell has for the figure; times and sizes of another device and model would only mislead."""
+    """Say what a CPU's cell has for the figure; times and sizes of another device would only mislead."""
     if not rows:
         return f"no evidence yet: run `{command_for(claim, Device.CPU)}`"
     with_figure = [row for row in rows if (one := _figure(claim, row.cell)) is not None and one.value is not None]
@@ -202,7 +202,7 @@ def _on_cpu(claim: Claim, rows: Sequence[StoredRow]) -> str:
 
 
 def command_for(claim: Claim, device: Device | None = None) -> str:
-    """The command that gets the evidence a claim waits for."""
+    """Write the command that gets the evidence a claim waits for."""
     wanted = device or (Device.CUDA if claim.on == "cuda" else Device.CPU)
     if wanted is Device.CUDA:
         own = f" --data {claim.symbol}.csv --checkpoint Datadog/Toto-Open-Base-1.0@REVISION" if claim.symbol else ""
@@ -226,7 +226,7 @@ def _limit_text(limit: GateLimit, unit: str) -> str:
 
 
 def claims_markdown(audited: Sequence[AuditedClaim]) -> str:
-    """The page docs/claims.md."""
+    """Write the page docs/claims.md."""
     counts = {finding: sum(one.finding is finding for one in audited) for finding in Finding}
     head = [
         "# Claims of the user's documents",
@@ -263,7 +263,9 @@ def _in_cell(text: str) -> str:
 
 @click.command("claims")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
+)
 def claims_command(runs: tuple[str, ...], results: Path) -> None:
     """Audit the claims of the user's documents by the evidence of these runs, as Markdown.
 

@@ -19,6 +19,7 @@ from toto_compat.repro.bundling import (
     Bundling,
     bundle_reproduction,
     bundling_options,
+    refuse_unused,
     what_to_run,
 )
 from toto_compat.repro.explain import AXES, Explanation, axes_of, explain, explanation_as_data, explanation_as_text
@@ -74,8 +75,20 @@ class Minutes(click.FloatRange):
 )
 @click.option("--dry-run", is_flag=True, help="With --explain, print the plan and stop.")
 @click.option("--stored", is_flag=True, help="Take a result that is stored, if there is one, instead of running it.")
-@click.option("--runtime", type=click.Choice(["auto", "docker", "venv"]), default="auto", show_default=True)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--runtime",
+    type=click.Choice(["auto", "docker", "venv"]),
+    default="auto",
+    show_default=True,
+    help="What it runs in; auto: docker if an engine answers.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="What it runs on; auto: a GPU if one answers, else the CPU.",
+)
 @click.option(
     "--timeout",
     type=Minutes(min=0, min_open=True),
@@ -109,6 +122,10 @@ def repro_command(
     if dry_run and axes is None:
         raise click.UsageError("--dry-run shows the plan of --explain: name both")
     options = Bundling(**bundling)
+    running = {"--cache": cache, "--environment": environment, "--explain": axes, "--stored": stored, "--json": as_json}
+    refuse_unused(words, options, running)
+    if not words and axes not in (None, "all"):
+        raise click.UsageError(f"--explain {axes}: the incident comes before --explain")
     if options.bundle and axes is not None:
         raise click.UsageError("--bundle holds one run and --explain makes many: name one of them")
     with sigterm_as_interrupt(), what_to_run(words, options, matrix_file, runtime) as to_run:
@@ -174,7 +191,7 @@ def run_incident(
 
 
 def effective(incident: Incident, *, cache: str | None, environment: str | None) -> Incident:
-    """The incident with what the command line puts in the place of its cache and environment."""
+    """Put the command line's cache and environment into the place of the incident's."""
     update: dict[str, Any] = {"cache": cache} if cache else {}
     if environment:
         update |= {"environment": environment, "pins": None}
@@ -252,7 +269,7 @@ def as_text(reproduction: Reproduction) -> str:
 
 
 def verdict_lines(reproduction: Reproduction) -> Iterator[str]:
-    """The verdict in a line, with what of the incident it is about."""
+    """Say the verdict in a line, with what of the incident it is about."""
     verdict, result = reproduction.verdict, reproduction.result
     told = [f"{reproduction.predictions} of {len(reproduction.held)} predicted"] if reproduction.predictions else []
     told += [f"as far as it shows here: {len(reproduction.unseen)} more need a GPU"] if reproduction.unseen else []

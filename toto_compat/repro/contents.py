@@ -103,7 +103,7 @@ def add_run(contents: Contents, run: MinimalRun) -> None:
 
 
 def about(result: CellResult, contents: Contents, *, command: Sequence[str], shows: str) -> dict[str, Any]:
-    """The head of the manifest."""
+    """Make the head of the manifest."""
     provenance = result.provenance
     return {
         "made_by": metadata.version("toto-compat"),
@@ -118,7 +118,7 @@ def about(result: CellResult, contents: Contents, *, command: Sequence[str], sho
 
 
 def failing_events(result: CellResult) -> list[Event]:
-    """The events that an issue would be about: limits before recompiles before breaks."""
+    """Pick the events that an issue would be about: limits before recompiles before breaks."""
     evidence = result.evidence.get(Suite.RECOMPILE)
     events = evidence.events if evidence else ()
     order = (EventKind.RECOMPILE_LIMIT, EventKind.CUDAGRAPH_SKIP, EventKind.RECOMPILE, EventKind.GRAPH_BREAK)
@@ -127,7 +127,7 @@ def failing_events(result: CellResult) -> list[Event]:
 
 
 def failing_frames(result: CellResult) -> set[str]:
-    """The numbers of dynamo's frames that the worst events are about: '6' of '6/8'."""
+    """Return the numbers of dynamo's frames that the worst events are about: '6' of '6/8'."""
     events = failing_events(result)
     worst = [event for event in events if event.kind is events[0].kind] if events else []
     return {event.compile_id.partition("/")[0] for event in worst if event.compile_id}
@@ -144,7 +144,7 @@ def _told(event: Event) -> str:
 
 
 def portable_incident(incident: Incident, folder: Path, contents: Contents) -> dict[str, Any]:
-    """The incident with the files that it names inside the bundle, or named as missing."""
+    """Name the incident's files as they are inside the bundle, or as missing."""
     data: dict[str, Any] = incident.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     data.setdefault("schema", 1)
     if incident.log:
@@ -166,7 +166,7 @@ def portable_incident(incident: Incident, folder: Path, contents: Contents) -> d
 
 
 def _small_matrix(matrix: Matrix, request: CellRequest, contents: Contents) -> dict[str, Any]:
-    """The matrix with the one environment and, of caches, the built-in ones and the one that ran."""
+    """Keep of the matrix the one environment, the built-in caches and the one that ran."""
     caches = {name: cache for name, cache in matrix.caches.items() if cache.source == BUILTIN}
     if request.cache.source != BUILTIN:
         file, class_name = split_source(request.cache.source)

@@ -54,13 +54,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class PlannedVariant:
-    """A variant with what it takes: `cost` in seconds, 0 if its result is stored; `obstacle` says why it cannot run."""
+    """A variant with what it takes: `cost` in seconds, 0 if its result is stored; `obstacle` says why it cannot run.
+
+    `build_cost` is that of its environment where that is not there; others may have the same one.
+    """
 
     variant: Variant
     request: CellRequest | None
     cost: float = 0.0
     stored: str = ""
-    to_build: bool = False
+    build_cost: float = 0.0
     obstacle: str = ""
 
     @property
@@ -69,8 +72,8 @@ class PlannedVariant:
             return self.obstacle
         if self.stored:
             return f"stored {self.stored}"
-        build = "its environment is to be built, then " if self.to_build else ""
-        return f"{build}to run, about {self.cost:.0f} s"
+        build = "its environment is to be built, then " if self.build_cost else ""
+        return f"{build}to run, about {self.cost + self.build_cost:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -93,14 +96,14 @@ class Explanation:
 
     @property
     def enders(self) -> tuple[Row, ...]:
-        """The changes that end it, the smallest first."""
+        """List the changes that end it, the smallest first."""
         order = list(AXES)
         ending = [row for row in self.rows if row.ends]
         return tuple(sorted(ending, key=lambda row: (order.index(row.variant.axis), _recompiles(row) or 0)))
 
 
 def axes_of(text: str) -> tuple[str, ...]:
-    """The axes that --explain names; 'all' is every one of them."""
+    """Read the axes that --explain names; 'all' is every one of them."""
     if text == "all":
         return tuple(AXES)
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -111,6 +114,8 @@ def axes_of(text: str) -> tuple[str, ...]:
                 f"did you mean {near}?" if near else f"there are {', '.join(AXES)}; the incident comes before --explain"
             )
             raise SelectionError(f"--explain: there is no axis {name!r}", hint=hint)
+    if not names:
+        raise SelectionError("--explain names no axis", hint=f"there are {', '.join(AXES)}; without a name all of them")
     return tuple(axis for axis in AXES if axis in names)
 
 
@@ -144,7 +149,7 @@ def explain(
 
 
 def variants(incident: Incident, request: CellRequest, matrix: Matrix, axes: Sequence[str]) -> Iterator[Variant]:
-    """Every change of one thing that the matrix knows of, on the axes that are wanted."""
+    """Yield every change of one thing that the matrix knows of, on the axes that are wanted."""
     makers: Mapping[str, Callable[[], Iterator[tuple[str, dict[str, Any]]]]] = {
         "settings": lambda: _other_settings(incident.settings, matrix),
         "dynamic": lambda: _other_dynamic(incident.settings),
@@ -159,7 +164,7 @@ def variants(incident: Incident, request: CellRequest, matrix: Matrix, axes: Seq
 
 
 def _other_settings(own: CompileSettings, matrix: Matrix) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One setting at a time, to what a set of the matrix has it at."""
+    """Change one setting at a time, to what a set of the matrix has it at."""
     told = set()
     for settings in matrix.settings.values():
         for name in _SETTINGS:
@@ -186,7 +191,7 @@ def _other_precisions(incident: Incident) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def _other_releases(request: CellRequest, matrix: Matrix) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every environment with another torch; of one release the CPU build alone, where both are there."""
+    """Yield every environment with another torch; of one release the CPU build alone, where both are there."""
     own = request.environment.torch
     by_release: dict[str, str] = {}
     for name, environment in matrix.environments.items():
@@ -199,14 +204,14 @@ def _other_releases(request: CellRequest, matrix: Matrix) -> Iterator[tuple[str,
 def plan_variants(
     found: Iterator[Variant], ask: Ask, runtime: Runtime, store: CellStore, *, builds: bool
 ) -> list[PlannedVariant]:
-    """What each variant takes, the cheapest first: what is stored, what is quick, what needs an environment built."""
+    """Say what each variant takes, the cheapest first: stored, quick, or with an environment to be built."""
     planned = []
     for variant in found:
         try:
             planned.append(plan_variant(variant, ask(variant.incident), runtime, store, builds=builds))
         except TotoCompatError as error:
             planned.append(PlannedVariant(variant, None, obstacle=one_line(error.message)))
-    return sorted(planned, key=lambda one: (bool(one.obstacle), one.cost))
+    return sorted(planned, key=lambda one: (bool(one.obstacle), one.cost + one.build_cost))
 
 
 def plan_variant(
@@ -226,14 +231,16 @@ def plan_variant(
     obstacle = "" if is_pinned(name) else one_line(runtime.obstacle(name, environment))
     if not obstacle and not builds and not is_pinned(name):
         obstacle = f"its environment is not built ({needs.disk_bytes / 1e9:.0f} GB)"
-    return PlannedVariant(variant, request, cost=seconds + needs.seconds, to_build=True, obstacle=obstacle)
+    return PlannedVariant(variant, request, cost=seconds, build_cost=needs.seconds, obstacle=obstacle)
 
 
 def plan_text(base: PlannedVariant, planned: Sequence[PlannedVariant]) -> str:
-    """The plan as it is printed."""
+    """Write the plan as it is printed."""
     lines = [f"{base.variant.change}: {base.state}"]
     lines += [f"  {one.variant.change}: {one.state}" for one in planned]
-    seconds = base.cost + sum(one.cost for one in planned if not one.obstacle)
+    to_run = [base, *(one for one in planned if not one.obstacle)]
+    builds = {one.request.cell.environment: one.build_cost for one in to_run if one.request}
+    seconds = sum(one.cost for one in to_run) + sum(builds.values())
     if seconds:
         lines.append(
             f"  estimated {seconds / 60:.0f} min; what is finished is stored, the same command goes on from there"
@@ -270,7 +277,7 @@ def judged_row(variant: Variant, base: Reproduction, tried: Reproduction) -> Row
 
 
 def explanation_as_text(explanation: Explanation) -> str:
-    """The table and the sentence."""
+    """Write the table and the sentence."""
     if not explanation.base.held:
         return "Nothing of it shows here as it is, so nothing can be said to end it."
     rows = [
@@ -301,7 +308,7 @@ def sentence(explanation: Explanation) -> str:
 
 
 def _leaves(row: Row) -> str:
-    """A symptom may be gone and its cause not: a higher limit is not hit, and recompiles go on."""
+    """Say what is left: a symptom may be gone and its cause not, as when a higher limit is not hit."""
     recompiles = _recompiles(row)
     return "" if recompiles is None else f" ({recompiles:g} recompiles)"
 

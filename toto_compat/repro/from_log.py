@@ -5,7 +5,7 @@ It fills in what they show and says what they cannot: every guess has its reason
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,10 @@ def _put_date(draft: Draft, seen: Seen) -> None:
     log = Path(seen.log)
     changed = datetime.fromtimestamp(log.stat().st_mtime, UTC) if log.exists() else datetime.now(UTC)
     if time:
-        draft.put("date", f"{changed.year}-{time[2:7]}", "unknown: the year; that of the log's last change is taken")
+        # a line of December in a log that January changed is of the year before; a day more, for clocks ahead of UTC
+        latest = changed + timedelta(days=1)
+        year = latest.year - (time[2:7] > f"{latest:%m-%d}")
+        draft.put("date", f"{year}-{time[2:7]}", "unknown: the year; the last one before the log's end is taken")
         draft.unknown.append("the year: torch's prefix has none")
     else:
         draft.put(
@@ -317,5 +320,5 @@ def _expected(one: SeenEvent) -> dict[str, Any]:
 
 
 def _like(event: Event) -> str:
-    """A reason with its numbers open: how many inputs are mutated depends on the model."""
+    """Open the numbers of a reason: how many inputs are mutated depends on the model."""
     return re.sub(r"\(\d+ instances?\)", "(*", redact(event.reason).replace("*", "?"))

@@ -173,7 +173,7 @@ def match_event(expected: ExpectedEvent, events: Iterable[Event]) -> Match:
 
 
 def differences(expected: ExpectedEvent, event: Event) -> list[str]:
-    """Names of the fields in which an event is not what was expected."""
+    """Name the fields in which an event is not what was expected."""
     return [
         name
         for name in _COMPARED
@@ -213,7 +213,7 @@ def _distance(expected: ExpectedEvent, event: Event) -> tuple[int, list[int]]:
 
 
 def describe_match(match: Match, *, predicted: bool = False) -> list[str]:
-    """One expected event and what became of it, for a reader."""
+    """Tell a reader about one expected event and what became of it."""
     expected = match.expected
     head, times = wanted(expected), len(match.events)
     if match.holds:
@@ -233,7 +233,7 @@ def describe_match(match: Match, *, predicted: bool = False) -> list[str]:
 
 
 def describe_left_out(expected: Expectation) -> str:
-    """Something expected that was not looked for, since another release ran."""
+    """Describe something expected that was not looked for, since another release ran."""
     return f"does not apply     {wanted(expected)}, on torch {expected.torch} only"
 
 

@@ -30,7 +30,7 @@ def incident_mistakes(document: Document, folder: Path) -> list[Mistake]:
 
 
 def name_mistakes(document: Document, matrix: Matrix) -> Iterator[Mistake]:
-    """Names in the incident that this matrix does not have."""
+    """Find names in the incident that this matrix does not have."""
     sabotaged = [f"{SABOTAGE_PREFIX}{name}" for name in SABOTAGES]
     known = {"environment": (list(matrix.environments), []), "cache": (list(matrix.caches), sabotaged)}
     for key, (names, others) in known.items():
@@ -129,7 +129,7 @@ def _log_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
 
 
 def _listed(items: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The mappings of a list with their places; what is none is the schema's to complain about."""
+    """Yield the mappings of a list with their places; what is none is the schema's to complain about."""
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict):
             yield index, item

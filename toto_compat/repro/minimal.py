@@ -114,7 +114,7 @@ def _mark_dynamic(request: CellRequest) -> str:
 
 
 def _shapes() -> str:
-    """The shapes of the models, as this package has them: read, not imported, since that would need torch."""
+    """Read the shapes of the models from this package's source: importing it would need torch."""
     source = _source("model/backbone.py")
     return "\n\n".join(_assigned(source, name) for name in ("_COMMON", "SHAPES"))
 
@@ -168,7 +168,7 @@ def _source(path: str) -> str:
 
 
 def _defined(source: str, name: str) -> str:
-    """The source of a class or function of a module."""
+    """Return the source of a class or function of a module."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return ast.get_source_segment(source, node) or ""
@@ -176,7 +176,7 @@ def _defined(source: str, name: str) -> str:
 
 
 def _assigned(source: str, name: str) -> str:
-    """The source of an assignment of a module, without its annotation."""
+    """Return the source of an assignment of a module, without its annotation."""
     for node in ast.parse(source).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)

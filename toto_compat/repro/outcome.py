@@ -90,7 +90,7 @@ class Reproduction:
 
     @property
     def predictions(self) -> int:
-        """How many of those that held were only predicted."""
+        """Count those that held and were only predicted."""
         return sum(match.holds for match in self.matches if match.expected in self.predicted) + sum(
             bool(gate.holds) for gate in self.gates if gate.predicted
         )
@@ -145,7 +145,7 @@ class Reproduction:
 
     @property
     def left_out(self) -> tuple[Expectation, ...]:
-        """What is expected on another release than the one that ran."""
+        """List what is expected on another release than the one that ran."""
         torch = self.result.provenance.torch or self.result.request.environment.torch
         return tuple(one for one in expectations(self.incident) if not applies_to(one, torch))
 
@@ -155,7 +155,7 @@ def expectations(incident: Incident) -> tuple[Expectation, ...]:
 
 
 def place_of(expected: Expectation, environment: Environment, device: Device) -> Place:
-    """Where it is looked for: a suite that shows it on this device, one that predicts it, or nowhere here."""
+    """Say where it is looked for: a suite that shows it on this device, one that predicts it, or nowhere here."""
     if isinstance(expected, FailedGate):
         suite, of_cuda = expected.gate.rule.suite, expected.gate.rule.only_on is Device.CUDA
     else:
@@ -172,7 +172,7 @@ def place_of(expected: Expectation, environment: Environment, device: Device) ->
 
 
 def suites_of(incident: Incident, environment: Environment, device: Device) -> tuple[Suite, ...]:
-    """The suites that an incident takes on this device: those that show or predict its parts, and those asked for."""
+    """Choose an incident's suites on this device: those that show or predict its parts, and those asked for."""
     needed = {place_of(one, environment, device).suite for one in expectations(incident)}
     needed |= set(incident.suites)
     return tuple(suite for suite in Suite if suite in needed) or (Suite.RECOMPILE,)
@@ -224,7 +224,7 @@ def look_at(incident: Incident, result: CellResult, limits: Mapping[Gate, GateLi
 
 
 def events_of(evidence: SuiteEvidence) -> tuple[Event, ...]:
-    """The events of a suite; of a forecast that raised, also what its error would have said in a log."""
+    """Return the events of a suite; of a forecast that raised, also what its error would have said in a log."""
     if evidence.outcome is not Outcome.MODEL_FAILED or evidence.failure is None:
         return evidence.events
     said = [*evidence.failure.last_lines, *evidence.failure.message.splitlines()]
@@ -309,7 +309,7 @@ def symptom_left(expected: Expectation, tried: Reproduction) -> str | None:
 
 
 def describe_parts(reproduction: Reproduction) -> Iterator[str]:
-    """Every part of the incident and what became of it, a line or two each."""
+    """Describe every part of the incident and what became of it, in a line or two each."""
     for match in reproduction.matches:
         yield from describe_match(match, predicted=match.expected in reproduction.predicted)
     for gate in reproduction.gates:

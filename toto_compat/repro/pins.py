@@ -100,7 +100,7 @@ def freeze_lines(text: Iterable[str], name: str, leave_out: Iterable[str] = ()) 
 
 
 def package_of(line: str) -> str:
-    """The package that a line is about, also one of a folder or an address; '' where that cannot be told."""
+    """Name the package that a line is about, also one of a folder or an address; '' where it cannot be told."""
     if egg := re.search(r"[#&]egg=([A-Za-z0-9._-]+)", line):
         return canonicalize_name(egg[1])
     if line.startswith(("-e", "--editable")):
@@ -111,7 +111,7 @@ def package_of(line: str) -> str:
 
 
 def read_freeze(pins: Pins, folder: Path) -> list[FrozenLine | BadLine]:
-    """Every line of the incident's freeze, from its file or its list; none where it has no freeze."""
+    """Read every line of the incident's freeze, from its file or its list; none where it has no freeze."""
     if pins.freeze is not None:
         text = (folder / pins.freeze).read_text(encoding="utf-8").splitlines()
         return list(freeze_lines(text, pins.freeze, pins.leave_out))
@@ -119,7 +119,7 @@ def read_freeze(pins: Pins, folder: Path) -> list[FrozenLine | BadLine]:
 
 
 def cuda_build(cuda: str) -> str | None:
-    """The tag of a torch build: cpu, cu128 for 12.8 and for cu128; None for what is neither."""
+    """Tag a torch build: cpu, cu128 for 12.8 and for cu128; None for what is neither."""
     match = _CUDA.fullmatch(cuda.strip())
     if match is None:
         return None
@@ -127,7 +127,7 @@ def cuda_build(cuda: str) -> str | None:
 
 
 def build_of_freeze(lines: Iterable[FrozenLine]) -> str | None:
-    """The build that a freeze speaks of: by torch's own local version, else by the CUDA runtime beside it."""
+    """Tell a freeze's build by torch's own local version, else by the CUDA runtime beside it."""
     versions = {line.name: line.version for line in lines}
     local = versions.get("torch", "").partition("+")[2]
     if re.fullmatch(r"cpu|cu\d{3}", local):
@@ -149,7 +149,7 @@ class Problem:
 
 
 def pins_problems(pins: Pins, frozen: list[FrozenLine | BadLine]) -> Iterator[Problem]:
-    """Everything that is wrong with the pins as far as that shows without a package index."""
+    """List all that is wrong with the pins as far as that shows without a package index."""
     where: tuple[str | int, ...] = ("freeze",) if pins.freeze is not None else ("frozen",)
     for line in frozen:
         if isinstance(line, BadLine):
@@ -216,7 +216,7 @@ def _missing(pins: Pins, lines: list[FrozenLine], *, has_freeze: bool) -> Iterat
 
 
 def pinned_environment(pins: Pins, folder: Path, matrix: Matrix) -> tuple[str, Environment]:
-    """The environment that the pins ask for, and its name: that of matrix.yaml where it is the same."""
+    """Return the environment that the pins ask for, and its name: matrix.yaml's where it is the same."""
     frozen = [line for line in read_freeze(pins, folder) if isinstance(line, FrozenLine)]
     versions = {line.name: line.version for line in frozen}
     build = cuda_build(pins.cuda) if pins.cuda is not None else build_of_freeze(frozen)
@@ -253,7 +253,7 @@ def is_pinned(environment_name: str) -> bool:
 
 
 def with_pins(matrix: Matrix, pins: Pins | None, folder: Path) -> tuple[Matrix, str | None]:
-    """The matrix with the pinned environment among its own, and that one's name; None where nothing is pinned."""
+    """Return the matrix with the pinned environment in it, and its name; None where nothing is pinned."""
     if pins is None:
         return matrix, None
     name, environment = pinned_environment(pins, folder, matrix)
@@ -262,7 +262,7 @@ def with_pins(matrix: Matrix, pins: Pins | None, folder: Path) -> tuple[Matrix, 
 
 
 def _without_build(version: str, build: str) -> str:
-    """A version as package indexes have it: the tag of torch's build, on its sister packages, is only PyTorch's own."""
+    """Cut the tag of torch's build, which only PyTorch's own index has, from a version."""
     release, _, local = version.partition("+")
     return release if local in (build, "cpu") else version
 

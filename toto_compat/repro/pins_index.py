@@ -64,7 +64,7 @@ def check_pins_exist(path: Path, pins: Pins, environment: Environment) -> None:
 
 
 def key_of_pin(pins: Pins, package: str) -> KeyPath:
-    """Where in the incident a package is pinned."""
+    """Say where in the incident a package is pinned."""
     name = canonicalize_name(package)
     for written in pins.packages:
         if canonicalize_name(written) == name:

@@ -28,7 +28,7 @@ class Freeze:
 
     @property
     def build(self) -> str:
-        """The build that it speaks of: by torch's local version, else by the CUDA runtime beside it."""
+        """Tell its build by torch's local version, else by the CUDA runtime beside it."""
         local = self.pinned.get("torch", "").partition("+")[2]
         if re.fullmatch(r"cpu|cu\d{3}", local):
             return local
@@ -40,7 +40,7 @@ class Freeze:
 
     @property
     def other_build(self) -> str:
-        """The build that torch's local version names, if it is neither for the CPU nor for CUDA: rocm6.4."""
+        """Name the build in torch's local version, if it is neither for the CPU nor for CUDA: rocm6.4."""
         local = self.pinned.get("torch", "").partition("+")[2]
         return "" if re.fullmatch(r"cpu|cu\d{3}", local) else local
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from toto_compat.repro.encoded_secrets import redact_encoded
 from toto_compat.repro.secret_names import is_secret_name
 from toto_compat.repro.secret_shapes import (
     ARGUMENT,
@@ -17,15 +18,18 @@ from toto_compat.repro.secret_shapes import (
     BLOCK_MARK,
     BRACKET,
     COLOUR,
+    CONTINUED,
     ESCAPED,
     HEADER,
     HINT,
+    LONG_QUOTED,
     NETRC,
     OPTION,
     PAIR,
     PARAMETER,
     PRIVATE_KEY,
     QUOTED_VALUE,
+    RECORD,
     REDACTED,
     SCHEME,
     SHAPES,
@@ -36,6 +40,7 @@ from toto_compat.repro.secret_shapes import (
     USER,
     WORD,
 )
+from toto_compat.repro.spoken_secrets import redact_spoken
 
 __all__ = ["REDACTED", "is_random", "is_secret_name", "redact", "redact_data", "redact_variables"]
 
@@ -44,6 +49,7 @@ _BITS_WITH_SLASH = 4.0
 _MOST_LINES = 40  # of a value in brackets or in a block
 _OF_SEVERAL_WORDS = re.compile(r"pass|secret|cred|pw", re.I)
 _WEB = re.compile(r"(?:https?|ssh|git|file|svn|hg|bzr)$|.*\+(?:https?|ssh|git|file)$", re.I)
+_ARROWS = ("->", "\N{RIGHTWARDS ARROW}")
 # Under these keys names are those of packages, whatever they say.
 _PACKAGES = frozenset({"pins", "packages", "system_packages"})
 
@@ -54,12 +60,14 @@ def redact(text: str) -> str:
     text = PRIVATE_KEY.sub(REDACTED, text)
     text = URL.sub(rf"\g<name>{REDACTED}@", text)
     text = URL_WITH_SLASH.sub(_url_without_password, text)
+    text = redact_encoded(text)
     for pattern in (PARAMETER, HEADER, USER, NETRC):
         text = pattern.sub(_without_value, text)
     for pattern in (OPTION, ARGUMENT, PAIR):
         text = pattern.sub(_if_secret, text)
     text = _without_assigned(text)
     text = SCHEME.sub(_without_value, text)
+    text = redact_spoken(text)
     return SHAPES.sub(REDACTED, text)
 
 
@@ -116,8 +124,8 @@ def _if_secret(found: re.Match[str]) -> str:
 
 
 def _emptied(value: str) -> str:
-    """What stands for a value: in its own quotes where all of it is quoted."""
-    quoted = QUOTED_VALUE.fullmatch(value) or ESCAPED.fullmatch(value)
+    """Write what stands for a value: in its own quotes where all of it is quoted."""
+    quoted = QUOTED_VALUE.fullmatch(value) or ESCAPED.fullmatch(value) or LONG_QUOTED.fullmatch(value)
     return f"{quoted['open']}{REDACTED}{quoted['close']}" if quoted else REDACTED
 
 
@@ -149,16 +157,22 @@ def _without_assigned(text: str) -> str:
 
 def _is_spoken_of(text: str, head: re.Match[str]) -> bool:
     """Tell of `First pass: ...` in a sentence, which is no password; one stands at the beginning of its line."""
-    if head["name"].lower() not in ("pass", "pw") or not head["gap"].startswith(":"):
+    gap = head["gap"].strip()
+    if head["name"].lower() not in ("pass", "pw") or not gap.startswith((":", *_ARROWS)):
         return False
+    if gap.startswith(_ARROWS):
+        return True
     return bool(text[max(0, head.start() - 200) : head.start()].rpartition("\n")[2].strip(" \t-"))
 
 
 def _extent(text: str, head: re.Match[str]) -> tuple[int, int]:
-    """Where a secret value begins and ends; it may be quoted, in brackets, in lines below, or of several words."""
+    """Find where a secret value begins and ends: quoted, in brackets, in lines below, or of several words."""
     at = head.end()
     quoted = QUOTED_VALUE.match(text, at) or ESCAPED.match(text, at)
     if quoted:
+        return quoted.span()
+    quoted = LONG_QUOTED.match(text, at)
+    if quoted and quoted["inside"].count("\n") <= _MOST_LINES and not RECORD.search(quoted["inside"]):
         return quoted.span()
     if BRACKET.match(text, at):
         end = _end_of_brackets(text, at)
@@ -168,7 +182,18 @@ def _extent(text: str, head: re.Match[str]) -> tuple[int, int]:
         return _lines_below(text, head.start(), below.end())
     spoken = head["gap"][-1].isspace() and "'" not in head["gap"] and '"' not in head["gap"]
     value = (SPOKEN if spoken and _OF_SEVERAL_WORDS.search(head["name"]) else WORD).match(text, at)
-    return value.span() if value else (at, at)
+    return (at, _end_of_continued(text, value.end())) if value else (at, at)
+
+
+def _end_of_continued(text: str, end: int) -> int:
+    """Where a value ends that goes on in the next line, since a backslash is the last of this one."""
+    for _ in range(_MOST_LINES):
+        below = CONTINUED.match(text, end)
+        more = WORD.match(text, below.end()) if below else None
+        if more is None:
+            break
+        end = more.end()
+    return end
 
 
 def _one_value(text: str, at: int) -> re.Match[str] | None:
@@ -180,7 +205,7 @@ _BRACKETS = re.compile(r"[(\[{)\]}]|\\.|\"(?:[^\"\\\n]|\\.)*+\"|'(?:[^'\\\n]|\\.
 
 
 def _end_of_brackets(text: str, start: int) -> int:
-    """Where what is opened here is closed again, a few lines below at most; else the line's end."""
+    """Find where what is opened here is closed, a few lines below at most; else the line's end."""
     depth = lines = 0
     line_end = -1
     for found in _BRACKETS.finditer(text, start, start + 10_000):
@@ -202,7 +227,7 @@ def _end_of_brackets(text: str, start: int) -> int:
 
 
 def _lines_below(text: str, name_at: int, start: int) -> tuple[int, int]:
-    """The lines that stand deeper than the one with the name; without the indentation of the first."""
+    """Find the lines that stand deeper than the one with the name; without the indentation of the first."""
     own = _indentation(text, text.rfind("\n", 0, name_at) + 1)
     end = start
     for line_start, line_end in _lines(text, start):

@@ -27,7 +27,7 @@ from toto_compat.runtimes.progress import say
 from toto_compat.verdict.judge import one_line
 
 # Keys whose value names a file or folder; of a cache's source the part before the class.
-_PLACES = frozenset({"log", "freeze", "path", "checkpoint", "source"})
+_PLACES = frozenset({"log", "freeze", "path", "checkpoint", "source", "toto_ts"})
 _ANOTHER = "ask whoever made the bundle for another one"
 
 
@@ -156,7 +156,8 @@ def _only_these_wheels(folder: Path) -> Iterator[None]:
         yield
         return
     say(f"{len(list(folder.iterdir()))} wheels come with it: no package index is asked")
-    wanted = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
+    # an address and not a path: pip takes a variable apart at its spaces
+    wanted = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.resolve().as_uri()}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -51,7 +51,7 @@ def incident_request(
     device: Device = Device.CPU,
     timeout_minutes: float = 45.0,
 ) -> CellRequest:
-    """The one cell that shows the incident: its suites are those that show what was seen, nothing is skipped in it.
+    """Make the one cell that shows the incident: with the suites that show what was seen, nothing skipped.
 
     Its checkpoint, series and freeze are relative to the incident's own file.
     """
@@ -91,7 +91,7 @@ def incident_request(
 
 
 def with_sabotaged_caches(matrix: Matrix) -> Matrix:
-    """The matrix with the caches that are broken on purpose: one may stand in for a fault that was never found."""
+    """Add the caches that are broken on purpose: one may stand in for a fault that was never found."""
     sabotaged = {f"{SABOTAGE_PREFIX}{name}": CacheSource(source=BUILTIN) for name in SABOTAGES}
     return matrix.model_copy(update={"caches": {**sabotaged, **matrix.caches}})
 
@@ -106,7 +106,7 @@ def known_name(name: str, names: Any, what: str) -> str:
 
 
 def limits_of(matrix: Matrix) -> Mapping[Gate, GateLimit]:
-    """The limits of matrix.yaml, whatever the profile; a gate that is off has none."""
+    """Return the limits of matrix.yaml, whatever the profile; a gate that is off has none."""
     limits = {gate: matrix.gates.get(gate, gate.rule.default) for gate in Gate}
     return {gate: limit for gate, limit in limits.items() if limit is not None}
 

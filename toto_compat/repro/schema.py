@@ -9,7 +9,7 @@ from toto_compat.repro.incident import Incident
 
 
 def incident_schema_text() -> str:
-    """The JSON Schema of an incident, as committed in incidents/incident.schema.json."""
+    """Write the JSON Schema of an incident, as committed in incidents/incident.schema.json."""
     schema = Incident.model_json_schema(by_alias=True)
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 

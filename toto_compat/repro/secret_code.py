@@ -51,7 +51,7 @@ def _literals(tree: ast.Module) -> Iterator[tuple[_Place, str]]:
 
 
 def _clean_literal(node: ast.Constant | ast.JoinedStr, *, secret: bool) -> str:
-    """The literal to write instead; empty where it may stay."""
+    """Return the literal to write instead; empty where it may stay."""
     if isinstance(node, ast.JoinedStr):
         texts = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
         return repr(REDACTED) if any(text and (secret or _cleaned(text)) for text in texts) else ""
@@ -65,7 +65,7 @@ def _clean_literal(node: ast.Constant | ast.JoinedStr, *, secret: bool) -> str:
 
 
 def _cleaned(text: str) -> str:
-    """The text without its secrets; empty where it has none: a colour alone is no reason to change code."""
+    """Take the secrets out of a text; empty where it has none: a colour alone is no reason to change code."""
     clean = redact(text)
     return clean if clean.count(REDACTED) > text.count(REDACTED) else ""
 
@@ -82,7 +82,7 @@ def _comments(lines: list[str]) -> Iterator[tuple[_Place, str]]:
 
 
 def _named(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
-    """Every name of the code with an expression that it is given: by assignment, argument, key or look-up."""
+    """Yield names of the code with an expression that each is given: by assignment, argument, key or look-up."""
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=targets, value=value):
@@ -121,7 +121,7 @@ def _name_of(node: ast.expr | None) -> str:
 
 
 def _literal_parts(node: ast.expr) -> Iterator[ast.expr]:
-    """The literals that make up a value; not the names by which one is looked up."""
+    """Yield the literals that make up a value; not the names by which one is looked up."""
     match node:
         case ast.Constant() | ast.JoinedStr():
             yield node

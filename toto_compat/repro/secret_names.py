@@ -1,11 +1,18 @@
 """Which names are those of secrets: of variables, options, fields and headers, judged word by word."""
 
 import re
+import unicodedata
 from functools import lru_cache
 from itertools import pairwise
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _LONGEST = 120  # characters of a name that are looked at, from its end
+# Letters of other scripts that look like those of the words below.
+_LOOKS_LIKE = str.maketrans(
+    "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u0501\u051b\u051d\u043a\u043d\u0442\u0410\u0412\u0415\u041a\u041c\u041d\u041e\u0420\u0421\u0422\u0423"
+    "\u0425\u0406\u0408\u0405\u03b1\u03b5\u03b9\u03ba\u03bf\u03c1\u03c4\u03c5\u03c7\u03bd\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7",
+    "aeopcyxijsdqwkhtABEKMHOPCTYXIJSaeikoptuxvABEZHIKMNOPTYX",
+)
 # A word that ends in one of these makes a secret, whatever stands around it: PGPASSWORD, API_SECRET_V2.
 _ALWAYS = re.compile(r".*(passwords?|passwd|passphrase|passcode|secrets?|credentials?|creds|apikey|accesskey)")
 _PAIRS = re.compile(
@@ -37,7 +44,15 @@ _FILE = re.compile(r"pyc?|txt|json|ya?ml|toml|ini|cfg|log|md|html|h|hpp|cc?|cpp|
 
 def is_secret_name(name: str) -> bool:
     """Tell whether what has this name is a secret, whatever it looks like."""
-    return _is_secret(name[-_LONGEST:])
+    name = name[-_LONGEST:]
+    return _is_secret(name if name.isascii() else _plain(name))
+
+
+def _plain(name: str) -> str:
+    """The name in the letters that it shows: without width, weight, accents, what is not seen, and look-alikes."""
+    letters = (letter for letter in unicodedata.normalize("NFKD", name))
+    seen = "".join(letter for letter in letters if unicodedata.category(letter) not in ("Cf", "Mn"))
+    return seen.translate(_LOOKS_LIKE)
 
 
 @lru_cache(maxsize=4096)
@@ -72,7 +87,7 @@ def _ends_as_one(words: list[str]) -> bool:
 
 
 def _last_part(name: str) -> str:
-    """What follows the last dot: `self.access_token`; of a file's name nothing, and `password.prod` as a whole."""
+    """Return what follows the last dot (`self.access_token`); nothing of a file's name, all of `password.prod`."""
     head, _, last = name.rpartition(".")
     if _FILE.fullmatch(last.lower()):
         return ""

@@ -4,7 +4,9 @@ import re
 
 REDACTED = "<redacted>"
 
-_NAME = r"[\w.-]++"
+# With what is not seen: soft hyphens, joiners, spaces of no width.
+_IN_NAME = r"[\w.\u00ad\u200b-\u200d\u2060\ufeff-]"
+_NAME = rf"{_IN_NAME}++"
 _SPACE = r"[^\S\r\n]*+"
 _QUOTED = r"(?:\"(?:[^\"\\\n]|\\.)*+\"|'(?:[^'\\\n]|\\.)*+'|`[^`\n]*+`)"
 _BOUNDARY = r"(?=[\s,;)}\]&>]|$)"
@@ -14,8 +16,8 @@ _QUOTE = r"\\*+[\"']?"
 
 # A name and what stands between it and its value. `==` is a guard or a pin, unless what follows is quoted.
 ASSIGNED = re.compile(
-    rf"(?<![\w.-])(?P<name>{_NAME})"
-    rf"(?P<gap>{_QUOTE}\]?{_SPACE}(?:=>|:=|[+?]?=(?!=)|==(?={_SPACE}[\"'])|:(?!:)){_SPACE})"
+    rf"(?<!{_IN_NAME})(?P<name>{_NAME})"
+    rf"(?P<gap>{_QUOTE}\]?{_SPACE}(?:=>|:=|[+?]?=(?!=)|==(?={_SPACE}[\"'])|:(?!:)|->|[\u2192\uff1d\uff1a\u2236\ufe55\ufe66]){_SPACE})"
 )
 # '--token x', "'--token', 'x'" and "('password', 'x')"
 OPTION = re.compile(rf"(?P<name>(?<!\S)--(?P<key>{_NAME})[ \t]++)(?P<value>(?!<redacted>)(?>{_QUOTED}|\\\S|\S)++)")
@@ -61,6 +63,15 @@ QUOTED_VALUE = re.compile(
     rf"(?:(?<=\")(?:[^\"\\\n]|\\.)*+\"|(?<=')(?:[^'\\\n]|\\.)*+'|(?<=`)[^`\n]*+`){_BOUNDARY}",
     re.M,
 )
+# The same over several lines: what opens it is not closed in its own line.
+LONG_QUOTED = re.compile(
+    r"(?P<open>[bBrRuUfF]{0,2}+(?P<close>\"{3}|'{3}|[\"']))"
+    rf"(?P<inside>(?:(?!(?P=close))(?:\\.|[^\\])){{1,10000}}+)(?P=close){_BOUNDARY}",
+    re.M | re.S,
+)
+# A line that begins as those of loggers do, so that nothing that was opened before goes on in it.
+RECORD = re.compile(r"^[ \t]*+[\[(]?(?:[VDIWEF]\d{4} \d\d:|\d{4}-\d\d-\d\d[T ]\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:)", re.M)
+CONTINUED = re.compile(r"(?<=\\)\r?\n[ \t]*+")
 ESCAPED = re.compile(r"(?P<open>(?P<close>\\{1,8}+[\"']))(?:(?!(?P=close))[^\n])++(?P=close)")
 BRACKET = re.compile(r"\w{0,40}+[(\[{]")
 WORD = re.compile(rf"(?>{_QUOTED}|\\\S|\S)++")

@@ -71,7 +71,7 @@ def run_minimal(
 
 
 def _traced(folder: Path, frames: frozenset[str]) -> tuple[dict[str, bytes], list[str]]:
-    """The trace, tlparse's page of it and the code of the frames that failed, as far as they can be had."""
+    """Gather the trace, tlparse's page of it and the code of the frames that failed, as far as there are any."""
     traces = sorted((folder / "trace").glob("dedicated_log_torch_trace_*.log"), key=lambda path: path.stat().st_size)
     if not traces:
         return {}, ["no TORCH_TRACE was written"]
@@ -114,7 +114,7 @@ def _tlparsed(trace: Path, out: Path, *options: str) -> dict[str, Path]:
 
 
 def _generated_code(pages: Mapping[str, Path], frames: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-    """The output code of the frames that failed, of all where none is known: 'code/6_0/inductor_output_code.py'."""
+    """Gather the failed frames' output code, of all where none is known: 'code/6_0/inductor_output_code.py'."""
     found = []
     for name, path in pages.items():
         part = re.match(
@@ -127,7 +127,7 @@ def _generated_code(pages: Mapping[str, Path], frames: frozenset[str]) -> Iterat
 
 
 def _member(name: str) -> str:
-    """A name that every system takes."""
+    """Make a name that every system takes."""
     return "/".join(re.sub(r"[^A-Za-z0-9._+=@-]", "_", part)[-150:] or "_" for part in name.split("/"))
 
 
