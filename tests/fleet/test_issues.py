@@ -178,3 +178,12 @@ def test_text_of_a_log_can_neither_call_people_nor_leave_its_fence(fleet: Fleet)
     assert first == "`````text"
     assert last == "`````"
     assert "@everyone" in text
+
+
+def test_a_key_that_a_log_quotes_keeps_no_other_issue_away(fleet: Fleet) -> None:
+    (issue,) = json.loads(fleet.tell("before", "after").stdout)
+    quoting = f"```text\n<!-- toto-compat: {issue['key']} -->\n```\n\n<!-- toto-compat: {'0' * 16} -->\n"
+    known = [{"title": "another", "body": quoting, "state": "OPEN", "createdAt": AFTER}]
+    (fleet.folder / "issues.json").write_text(json.dumps(known), encoding="utf-8")
+    assert fleet.tell("before", "after", *GITHUB).exit_code == 0
+    assert len(fleet.issues) == 2

@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from packaging.version import Version
 
+from tests.verdict.sample_cells import good_result
+from tests.verdict.stored_runs import store_run
 from toto_compat.cli import cli
-from toto_compat.errors import InputError
+from toto_compat.contract.result import Failure
+from toto_compat.environments.package_index import WheelFile
+from toto_compat.errors import ExitCode, InputError
 from toto_compat.fleet.jobs import MOST_JOBS, gitlab_pipeline, jobs_of, new_releases
+from toto_compat.releases.command import as_data
+from toto_compat.releases.listing import State, TorchRelease
 
 CELLS = [
     "torch-2.9.0-cu128/fixed_size/reduce-overhead",
@@ -81,17 +88,39 @@ def test_a_file_that_is_no_plan_is_named(tmp_path: Path, content: str) -> None:
     assert "plan.json" in str(result.exception)
 
 
-def test_only_releases_newer_than_the_matrix_become_jobs(tmp_path: Path) -> None:
-    told = [
-        {"torch": "2.17.0", "newer_than_matrix": True, "stanza": ""},
-        {"torch": "2.16.0", "newer_than_matrix": True, "stanza": ""},
-        {"torch": "2.12.0", "newer_than_matrix": False, "stanza": ""},
-    ]
-    assert new_releases({"missing": told}) == ["2.16.0", "2.17.0"]
-    (tmp_path / "releases.json").write_text(json.dumps({"missing": []}), encoding="utf-8")
+def released(version: str, state: State) -> TorchRelease:
+    file = f"torch-{version}-cp312-cp312-manylinux_2_28_x86_64.whl"
+    return TorchRelease(Version(version), (WheelFile(file, file, Version(version)),), state=state)
+
+
+def test_what_releases_prints_becomes_a_job_for_every_new_release(tmp_path: Path) -> None:
+    states = {"2.17.0": State.NEW, "2.16.0": State.NEW, "2.15.0": State.KNOWN, "2.12.0": State.BETWEEN}
+    told = as_data(Path("matrix.yaml"), [released(*one) for one in states.items()])
+    (tmp_path / "releases.json").write_text(json.dumps(told), encoding="utf-8")
+    found = jobs(tmp_path / "releases.json", "--releases").stdout
+    assert json.loads(found) == {"include": [{"release": "2.16.0"}, {"release": "2.17.0"}]}
+    none = as_data(Path("matrix.yaml"), [released("2.15.0", State.KNOWN)])
+    (tmp_path / "releases.json").write_text(json.dumps(none), encoding="utf-8")
     assert jobs(tmp_path / "releases.json", "--releases").stdout == '{"include":[]}\n'
 
 
-def test_a_release_that_is_no_version_is_refused() -> None:
+@pytest.mark.parametrize("told", [{"new": ["2.16.0; id"]}, {"new": [None]}, {"new": "2.16.0"}, {}, []])
+def test_what_names_no_releases_is_refused(told: object) -> None:
     with pytest.raises(InputError):
-        new_releases({"missing": [{"torch": "2.16.0; id", "newer_than_matrix": True}]})
+        new_releases(told)
+
+
+def test_a_release_that_could_not_be_compiled_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "releases.json").write_text('{"new": ["2.16.0", "2.17.0"]}', encoding="utf-8")
+    failed = good_result(torch="2.17.0", build="cu132").model_copy(
+        update={"failure": Failure(kind="environment", message="no such wheel")}
+    )
+    known = store_run(tmp_path, "run", [good_result(torch="2.16.0", build="cu132"), failed])
+    found = jobs(tmp_path / "releases.json", "--releases", "--known", str(known), "--format", "json").stdout
+    assert json.loads(found) == [{"release": "2.17.0"}]
+
+
+@pytest.mark.parametrize("options", [("--releases", "--format", "gitlab"), ("--known", "run")])
+def test_options_that_would_be_ignored_are_refused(tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "given.json").write_text('{"new": ["2.16.0"], "cells": []}', encoding="utf-8")
+    assert jobs(tmp_path / "given.json", *options).exit_code == ExitCode.USAGE

@@ -251,3 +251,20 @@ def test_a_name_that_is_no_name_of_a_run_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["merge", "one", "--run", "../escape", "--results", str(tmp_path)])
     assert isinstance(result.exception, SelectionError)
     assert not (tmp_path.parent / "escape").exists()
+
+
+def test_two_runs_that_ask_differently_are_told_though_the_first_says_nothing_of_it(tmp_path: Path) -> None:
+    store_run(tmp_path, "one", [good_result(torch="2.15.0")])
+    for name, numpy in (("two", "1.26.4"), ("three", "2.0.0")):
+        cache = "upstream" if name == "two" else "fixed_size"
+        other = store_run(tmp_path, name, [good_result(cache=cache)])
+        changed(other / "run.json", matrix_hash=name)
+        file = cell_path(other, f"torch-2.13.0-cpu/{cache}/default")
+        document = json.loads(file.read_text(encoding="utf-8"))
+        document["request"]["environment"]["pins"] = {"numpy": numpy}
+        file.write_text(json.dumps(document), encoding="utf-8")
+    for mixed in ("two", "three"):
+        told = error_of(InputError, tmp_path, "one", "two", "three")
+        assert "pins: {'numpy': '1.26.4'} and {'numpy': '2.0.0'}" in told
+        changed(tmp_path / mixed / "run.json", matrix_hash="")  # as a run that was merged of several has none
+    assert "pins" in error_of(InputError, tmp_path, "one", "two", "three")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.releases.local_index import LocalIndex, served
 from tests.verdict.sample_cells import good_result, with_figures
 from tests.verdict.stored_runs import store_run
 from toto_compat.evidence.store import load_run
@@ -157,19 +158,23 @@ def test_a_plan_becomes_the_jobs_of_the_next_stage(runner: Runner) -> None:
     assert "torch-2.13.0-cpu/fixed_size/default" in [row["selectors"] for row in rows]
 
 
-@pytest.mark.parametrize(("newer", "found"), [(True, "yes"), (False, "no")])
-def test_a_new_release_becomes_a_job_and_an_old_one_does_not(runner: Runner, newer: bool, found: str) -> None:
-    told = {"missing": [{"torch": "2.16.0", "newer_than_matrix": newer, "stanza": ""}]}
-    (runner.work / "releases.json").write_text(json.dumps(told), encoding="utf-8")
+@pytest.mark.parametrize(("newest", "found"), [("2.99.0", "yes"), ("2.15.0", "no")])
+def test_a_new_release_becomes_a_job_and_a_known_one_does_not(runner: Runner, newest: str, found: str) -> None:
+    index = LocalIndex()
+    index.torch("2.15.0")
+    index.torch(newest)
+    with served(index):
+        runner.variables |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index.simple}
+        runner.run("watch", "Ask the package index")
     runner.run("watch", "Get the last results")
     runner.run("watch", "Make a job for each")
     assert runner.outputs()["found"] == found
+    assert (newest in runner.outputs()["releases"]) == (found == "yes")
 
 
 def test_a_release_that_was_compiled_before_is_not_compiled_every_day(runner: Runner) -> None:
     store_run(runner.work / "published", "run", [good_result(torch="2.16.0", build="cu132")])
-    told = {"missing": [{"torch": "2.16.0", "newer_than_matrix": True, "stanza": ""}]}
-    (runner.work / "releases.json").write_text(json.dumps(told), encoding="utf-8")
+    (runner.work / "releases.json").write_text(json.dumps({"new": ["2.16.0"]}), encoding="utf-8")
     runner.run("watch", "Make a job for each")
     assert runner.outputs()["found"] == "no"
 
@@ -202,3 +207,20 @@ def test_results_are_merged_published_and_told_once(runner: Runner) -> None:
     store_run(artifacts / "cells-b", "b", [bad], started="2026-11-18T10:00:00Z")
     publish(runner)
     assert runner.opened == 1
+
+
+def test_on_gitlab_one_release_that_fails_keeps_no_other_away(runner: Runner) -> None:
+    """The shell of `lower`, with commands that read all of their input as pip and nox may."""
+    script = next(one for name, one in scripts().items() if name.startswith("gitlab-ci.yml, lower") and "while" in one)
+    for name in ("toto-compat", "nox"):
+        text = f'#!/bin/sh\ncat > /dev/null\necho "{name} $*" >> "$ISSUES"\ncase "$*" in *2.16.0*) exit 5;; esac\n'
+        (runner.folder / "tools" / name).write_text(text, encoding="utf-8")
+        (runner.folder / "tools" / name).chmod(0o755)
+    told = [{"release": one} for one in ("2.16.0", "2.17.0", "2.18.0")]
+    (runner.work / "new-releases.json").write_text(json.dumps(told), encoding="utf-8")
+    (runner.folder / "tools" / "python").symlink_to(sys.executable)
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+    done = subprocess.run(command, cwd=runner.work, env=runner.variables, capture_output=True, text=True, check=False)
+    assert done.returncode != 0, "what failed is told at the end"
+    lowered = [line for line in Path(runner.variables["ISSUES"]).read_text().splitlines() if line.startswith("nox")]
+    assert [line.rpartition("lowered-")[2] for line in lowered] == ["2.17.0", "2.18.0"]

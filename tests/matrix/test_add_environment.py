@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from toto_compat.contract.request import Environment
-from toto_compat.errors import MatrixFileError
+from toto_compat.errors import MatrixFileError, StorageError
 from toto_compat.matrix.add_environment import most_similar, with_environment, write_matrix
 from toto_compat.matrix.load import load_matrix
 
@@ -145,3 +145,54 @@ def test_the_matrix_that_is_shipped_takes_any_release(
     model = most_similar(before, Version(torch), build)
     after = added(folder, text, torch, build, pins=model.pins, base_image="python:3.12-slim", python="3.12")
     assert is_all_else(text, after, f"torch-{torch}-{build}")
+
+
+def test_every_line_keeps_the_line_end_that_it_has(tmp_path: Path) -> None:
+    mixed = SMALL.replace("\n", "\r\n", 7)
+    after = added(tmp_path, mixed, "2.16.0")
+    start = after.index("torch-2.16.0-cpu")
+    new = after[start - 3 : after.index("# far left")]
+    assert after.replace(new, "") in (mixed, mixed.replace("\n\n# far left", "\n# far left"))
+    assert after.count("\r\n") == 7
+
+
+def test_a_last_line_without_an_end_gets_the_files_own(tmp_path: Path) -> None:
+    plain = f'schema: 1\n{REST}environments:\n  torch-2.9.0-cpu:\n    torch: "2.9.0"\n    build: cpu'
+    windows = plain.replace("\n", "\r\n")
+    after = added(tmp_path, windows, "2.16.0")
+    assert after.startswith(windows + "\r\n")
+    assert "\n" not in after.replace("\r\n", "")
+
+
+def test_environments_without_blank_lines_between_them_get_none(tmp_path: Path) -> None:
+    dense = SMALL.replace("\n\n  # of 2.13", "\n  # of 2.13")
+    assert '"2.9.0"\n    build: cpu # why' in dense
+    after = added(tmp_path, dense, "2.12.0")
+    assert "\n\n  torch-2.12.0-cpu" not in after and "\n  torch-2.12.0-cpu:" in after
+
+
+def test_line_ends_of_another_age_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_bytes(SMALL.replace("\n", "\r").encode())
+    with pytest.raises(MatrixFileError, match="line ends"):
+        with_environment(path, "torch-2.16.0-cpu", environment("2.16.0"))
+
+
+def test_what_somebody_saved_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(SMALL)
+    one, other = (with_environment(path, f"torch-{torch}-cpu", environment(torch)) for torch in ("2.16.0", "2.17.0"))
+    write_matrix(one)
+    with pytest.raises(StorageError, match="changed by somebody else"):
+        write_matrix(other)
+    assert set(load_matrix(path).environments) == {"torch-2.9.0-cpu", "torch-2.13.0-cpu", "torch-2.16.0-cpu"}
+
+
+def test_an_edit_that_would_not_be_valid_names_the_users_file(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(SMALL)
+    strange = environment("2.16.0").model_copy(update={"python": "three"})
+    with pytest.raises(MatrixFileError, match="would not be valid") as told:
+        with_environment(path, "torch-2.16.0-cpu", strange)
+    assert str(path) in told.value.message and ".matrix-" not in str(told.value)
+    assert [one.name for one in tmp_path.iterdir()] == ["matrix.yaml"]

@@ -28,9 +28,17 @@ def test_a_folder_without_weights_says_which_file_is_missing(tmp_path: Path) -> 
         resolve_checkpoint(str(tmp_path), relative_to=tmp_path)
 
 
-def test_neither_folder_nor_hub_id_is_an_input_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["no such thing", "a/b@", "a/b@../../c", "a/b@x/../../c", "a/b\n"])
+def test_neither_folder_nor_hub_id_is_an_input_error(tmp_path: Path, named: str) -> None:
     with pytest.raises(InputError, match="neither a folder nor a hub id"):
-        resolve_checkpoint("no such thing", relative_to=tmp_path)
+        resolve_checkpoint(named, relative_to=tmp_path)
+
+
+def test_an_empty_word_is_not_the_folder_that_it_would_be_relative_to(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes(NO_TENSORS)
+    with pytest.raises(InputError, match="no checkpoint is named"):
+        resolve_checkpoint("", relative_to=tmp_path)
 
 
 def test_a_hub_that_cannot_be_reached_is_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

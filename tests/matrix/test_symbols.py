@@ -9,7 +9,7 @@ import pytest
 from toto_compat.contract.request import Workload
 from toto_compat.errors import InputError, SelectionError
 from toto_compat.matrix import symbols
-from toto_compat.matrix.symbols import fit_to_workload, read_symbols
+from toto_compat.matrix.symbols import fit_to_workload, read_symbols, told_of
 
 PRICES = "timestamp,open,high,low,close,volume\n2025-10-29,1,1,1,2.5,9\n2025-10-30,1,1,1,3.5,9\n"
 WORKLOAD = Workload()
@@ -88,6 +88,27 @@ def test_a_column_that_is_not_there_is_told_with_the_nearest(
     assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("header", "column", "alike"),
+    [
+        ("Date,Close,close", None, "'Close' and 'close'"),
+        ("Date,Close,close", "CLOSE", "'Close' and 'close'"),
+        ("Date,date,Close", None, "'Date' and 'date'"),
+    ],
+)
+def test_columns_that_differ_in_case_alone_are_not_guessed_between(
+    write: Write, header: str, column: str | None, alike: str
+) -> None:
+    data = write("A.csv", text=f"{header}\n2025-10-29,1,2\n2025-10-30,3,4\n")
+    with pytest.raises(InputError, match=f"A.csv:1: the columns {alike} differ in case alone"):
+        read_symbols(data, column, ())
+
+
+def test_of_columns_that_differ_in_case_alone_one_can_be_named(write: Write) -> None:
+    data = write("A.csv", text="Date,Close,close\n2025-10-29,1,2\n2025-10-30,3,4\n")
+    assert [read_symbols(data, name, ())[0].columns.values for name in ("Close", "close")] == [((1, 3),), ((2, 4),)]
+
+
 def test_a_symbol_that_is_not_there_is_told_with_the_nearest(write: Write) -> None:
     data = write("AAPL.csv", "BTCUSD.csv")
     with pytest.raises(SelectionError, match="'APPL' is not in") as caught:
@@ -104,6 +125,14 @@ def test_two_files_for_one_symbol_are_both_named(write: Write) -> None:
     data = write("AAPL.csv", "aapl.CSV")
     with pytest.raises(InputError, match=r"two files for one symbol: AAPL\.csv and aapl\.CSV"):
         read_symbols(data, None, ())
+
+
+def test_accents_compare_however_they_are_written(write: Write) -> None:
+    """Some file systems and keyboards write one letter, others a letter and an accent."""
+    one, two = "caf\u00e9", "cafe\u0301"
+    assert names_in(write(f"{one}.csv"), two) == [one]
+    with pytest.raises(InputError, match="two files for one symbol"):
+        read_symbols(write(f"{two}.csv"), None, ())
 
 
 def test_what_is_no_data_is_told(write: Write, tmp_path: Path) -> None:
@@ -153,3 +182,20 @@ def test_a_series_too_short_for_the_workload_is_told_with_its_file(write: Write)
     with pytest.raises(InputError, match=r"A\.csv: has 2 rows, the workload quick needs") as caught:
         fit_to_workload(read_symbols(data, None, ()), "quick", WORKLOAD)
     assert str(data / "A.csv") in caught.value.message
+
+
+def test_the_plan_tells_which_series_are_forecast_and_what_stands_out_in_them(write: Write) -> None:
+    days = [f"2025-{month:02}-{day:02}" for month in range(1, 13) for day in range(1, 29)]
+    up = "".join(f"{day},{number}\n" for number, day in enumerate(days))
+    same = "".join(f"{day},7\n" for day in reversed(days))
+    write("UP.csv", text=f"Date,Close\n{up}")
+    data = write("S\x1b[31m\nAME.csv", text=f"Date,Close\n{same}")
+    read = read_symbols(data, None, ("UP", "S\x1b[31m\nAME"))
+    workload = Workload(context=(96, 128), horizon=(32,))
+    told = told_of({name: fit_to_workload(read, name, workload) for name in ("quick", "smoke")})
+    assert told == [
+        "2 series of yours: UP, S [31m AME",
+        "S [31m AME (Close): newest first: put in order",
+        "S [31m AME (Close): constant: every value is 7",
+    ]
+    assert told_of({"quick": ()}) == []

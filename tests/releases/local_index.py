@@ -71,6 +71,7 @@ class LocalIndex:
     headers: list[dict[str, str]] = field(default_factory=list)
     sent: int = 0
     status: int = 200
+    metadata_text: bytes | None = None  # what is served as core metadata in the place of the wheel's own
 
     def publish(self, file: str, content: bytes, *, channel: str = "simple", **facts: object) -> None:
         self.files.setdefault(channel, {})[file] = Published(content, **facts)  # type: ignore[arg-type]
@@ -176,7 +177,7 @@ def served(index: LocalIndex) -> Iterator[LocalIndex]:
                 if one is None or (file.endswith(".metadata") and not (one.metadata and one.metadata_served)):
                     return None
                 return (
-                    (metadata_of(one.content), "text/plain")
+                    (index.metadata_text or metadata_of(one.content), "text/plain")
                     if file.endswith(".metadata")
                     else (one.content, "application/zip")
                 )

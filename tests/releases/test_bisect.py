@@ -1,6 +1,7 @@
 """bisect from stored evidence, and through releases that do not install: what is asked, seen, skipped and told."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,18 @@ def cell(torch: str, *, total: float = 0.0, breaks: float = 0.0, reasons: dict[s
         suite: found.model_copy(update={"version": suite.rule.version, "details": {**found.details, "reasons": listed}})
         for suite, found in result.evidence.items()
     }
-    request = result.request.model_copy(update={"workload": MATRIX.workloads["quick"], "workload_name": "quick"})
+    asked = {"workload": MATRIX.workloads["quick"], "workload_name": "quick"}
+    environment = MATRIX.environments[f"torch-{torch}-{BUILDS[torch]}"]
+    request = result.request.model_copy(update={**asked, "environment": environment})
     return result.model_copy(update={"evidence": evidence, "request": request})
 
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+    # evidence that is not found here must not become gigabytes that are installed
+    for name, value in {"CONFIG_FILE": os.devnull, "INDEX_URL": "http://127.0.0.1:9/none", "RETRIES": "0"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
     return tmp_path / "results"
 
 
@@ -83,7 +89,7 @@ def test_both_sides_and_what_changed_are_told(results: Path) -> None:
     store_run(results, "reference/b", [cell("2.5.1", total=47, breaks=30, reasons={"L['x'] == N": 9, "fresh": 2})])
     words = ("recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.5.1", "--any-change")
     text = bisect(results, *words, "--stored-only").stdout
-    assert "changed with torch 2.5.1, 2.4.1 was the last before it" in text
+    assert "changed with torch 2.5.1 from 38 to 47, 2.4.1 was the last before it" in text
     assert "2.4.1: recompiles_total 38 (reference/a)" in text and "2.5.1: recompiles_total 47 (reference/b)" in text
     assert "graph breaks 25 before, 30 now" in text
     assert "recompile in forward: fresh: 0 before, 2 now" in text
@@ -96,11 +102,13 @@ def test_releases_without_evidence_are_named_and_a_row_that_changes_twice_is_cal
     text = bisect(
         results, "recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.9.0", "--stored-only"
     ).stdout
-    assert "changed with torch 2.6.0, 2.4.1 was the last before it; 2.5.1 could not be looked at" in text
+    assert (
+        "changed with torch 2.6.0 from PASS to FAIL, 2.4.1 was the last before it; 2.5.1 could not be looked at" in text
+    )
     assert "not the only change: also between 2.6.0 and 2.8.0" in text
 
 
-@pytest.mark.parametrize("difference", ["suite version", "workload", "device"])
+@pytest.mark.parametrize("difference", ["suite version", "workload", "device", "pins"])
 def test_evidence_of_another_question_is_not_taken(results: Path, difference: str) -> None:
     other = cell("2.5.1", total=99)
     match difference:
@@ -110,6 +118,9 @@ def test_evidence_of_another_question_is_not_taken(results: Path, difference: st
         case "workload":
             change = {"workload": MATRIX.workloads["smoke"]}
             other = other.model_copy(update={"request": other.request.model_copy(update=change)})
+        case "pins":
+            environment = other.request.environment.model_copy(update={"pins": {"numpy": "2.2.0"}})
+            other = other.model_copy(update={"request": other.request.model_copy(update={"environment": environment})})
         case "device":
             change = {"device": Device.CUDA}  # type: ignore[dict-item]
             other = other.model_copy(update={"request": other.request.model_copy(update=change)})
@@ -143,7 +154,10 @@ def test_releases_that_do_not_install_are_skipped_with_the_reason(results: Path,
     words = ("recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.6.0")
     result = bisect(results, *words, matrix=tmp_path / "matrix.yaml")
     assert result.exit_code == ExitCode.OK, result.exception
-    assert "changed with torch 2.6.0, 2.4.1 was the last before it; 2.5.1 could not be looked at" in result.stdout
+    assert (
+        "changed with torch 2.6.0 from PASS to FAIL, 2.4.1 was the last before it; 2.5.1 could not be looked at"
+        in result.stdout
+    )
     assert "2.5.1: skipped: it does not install: Python 3.1 is not on this machine" in result.stdout
     [record] = results.glob("bisects/*/bisect.json")
     assert json.loads(record.read_text())["path"][0]["skipped"] is True
@@ -196,3 +210,64 @@ def test_two_questions_at_once_are_a_mistake_of_the_command_line(results: Path) 
 def test_the_sample_cells_are_named_as_the_matrix_names_them() -> None:
     assert {f"torch-{torch}-{BUILDS[torch]}" for torch in RELEASES} <= set(MATRIX.environments)
     assert cell_request(torch="2.4.1", build="cu121").cell.environment == "torch-2.4.1-cu121"
+
+
+# --- what the ends are ------------------------------------------------------------------------------------------------
+
+
+def test_one_end_alone_goes_with_the_default_of_the_other(results: Path) -> None:
+    for torch in RELEASES:
+        store_run(results, f"reference/{torch}", [cell(torch, total=12.0 if torch >= "2.6" else 4.0)])
+    words = ("recompiles_total", "upstream/default")
+    oldest, newest = "2.3.1", "2.15.0"
+    assert stored(results, *words, "--bad", "2.6.0")["releases"] == [oldest, "2.4.1", "2.5.1", "2.6.0"]
+    upwards = stored(results, *words, "--good", "2.6.0")["releases"]
+    assert isinstance(upwards, list) and (upwards[0], upwards[-1]) == ("2.6.0", newest)
+
+
+def test_an_end_that_is_not_what_it_was_called_is_told(results: Path) -> None:
+    for torch in RELEASES:
+        store_run(results, f"reference/{torch}", [cell(torch, total=4.0 if torch >= "2.6" else 12.0)])
+    words = ("recompiles_total", "upstream/default", "--stored-only")
+    swapped = bisect(results, *words, "--good", "2.4.1", "--bad", "2.9.0").stdout
+    assert "changed with torch 2.6.0 from FAIL to PASS" in swapped
+    assert "torch 2.4.1 was called good and is FAIL here" in swapped
+    assert "torch 2.9.0 was called bad and is PASS here" in swapped
+    assert "was called" not in bisect(results, *words, "--good", "2.9.0", "--bad", "2.4.1").stdout
+
+
+def test_of_two_runs_of_a_release_the_newer_counts_whatever_they_are_called(results: Path) -> None:
+    store_run(results, "reference/cpu", [cell("2.4.1", total=4), cell("2.5.1", total=4)])
+    store_run(results, "2026-11-17T10-00-00", [cell("2.5.1", total=12)], started="2026-11-17T10:00:00Z")
+    answer = stored(results, "recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.5.1")
+    assert answer["answer"]["after"] == "2.5.1"  # type: ignore[index]
+
+
+def test_what_is_missing_is_named_in_one_line(results: Path) -> None:
+    store_run(results, "reference/a", [cell("2.4.1")])
+    text = bisect(results, "recompiles_total", "upstream/default", "--bad", "2.6.0", "--stored-only").stdout
+    assert "no stored evidence: 2.3.1, 2.5.1, 2.6.0; without --stored-only" in text
+    assert text.count("2.5.1") == 1
+
+
+# --- questions that have no answer, refused before anything is built --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("cudagraphs", "fixed_size/reduce-overhead"), "decides nothing on cpu: no CUDA graphs on a CPU"),
+        (("symbol_mae", "fixed_size/default"), "series of yours"),
+        (("speedup", "fixed_size/default", "--any-change"), "differs a little between any two runs"),
+        (("equivalence", "fixed_size/default", "--any-change"), "differs a little between any two runs"),
+    ],
+)
+def test_a_gate_that_would_decide_nothing_is_refused(results: Path, words: tuple[str, ...], told: str) -> None:
+    error = bisect(results, *words).exception
+    assert isinstance(error, SelectionError)
+    assert told in error.message and error.hint
+
+
+@pytest.mark.parametrize("limit", ["nan", "inf"])
+def test_a_limit_that_nothing_crosses_is_a_mistake_of_the_command_line(results: Path, limit: str) -> None:
+    assert bisect(results, "recompiles", "upstream/default", "--limit", limit).exit_code == ExitCode.USAGE

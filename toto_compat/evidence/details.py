@@ -13,7 +13,7 @@ from toto_compat.contract.suites import Suite
 
 
 class _Told(BaseModel):
-    """What has one of these names is of this type; what has another name is nobody's business here."""
+    """Gives the names that are read here their types; what has another name is left alone."""
 
     model_config = ConfigDict(strict=True)
 
@@ -65,6 +65,10 @@ class _Speed(_Told):
     timings: dict[str, list[float]] = {}
 
 
+class _Memory(_Told):
+    other_programs: list[str] = []
+
+
 class _Symbols(_Told):
     symbols: list[dict[str, Any]] = []
 
@@ -74,6 +78,7 @@ _TOLD: Mapping[Suite, type[_Told]] = {
     Suite.CUDAGRAPH: _CudaGraphs,
     Suite.RECOMPILE: _Recompiles,
     Suite.SPEED: _Speed,
+    Suite.MEMORY: _Memory,
     Suite.SYMBOLS: _Symbols,
 }
 

@@ -22,7 +22,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def cache_folder() -> Path:
-    """The user's cache folder of this tool; TOTO_COMPAT_CACHE puts it elsewhere."""
+    """Return the user's cache folder of this tool; TOTO_COMPAT_CACHE puts it elsewhere."""
     override = os.environ.get("TOTO_COMPAT_CACHE")
     folder = Path(override).expanduser().absolute() if override else user_cache_path("toto-compat", appauthor=False)
     try:

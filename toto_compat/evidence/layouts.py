@@ -13,7 +13,7 @@ _PRESENT = re.compile(rb'\s*\{\s*"schema"\s*:\s*%d\s*[,}]' % RESULT_SCHEMA)
 
 
 def upgraded(path: Path, content: bytes) -> bytes:
-    """The content in today's layout; what is no JSON object is left for the reader to complain about."""
+    """Bring the content into today's layout; what is no JSON object is left for the reader to complain about."""
     if _PRESENT.match(content):
         return content  # by the first bytes: no need to read megabytes twice
     try:

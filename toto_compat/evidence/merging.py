@@ -99,7 +99,7 @@ def _preferred(there: Run, other: StoredCell, run: Run, cell: StoredCell, confli
 
 
 def _without_origin(cell: StoredCell) -> StoredCell:
-    """A result without how it got into its run: taken from a store, a cell is the same one."""
+    """Leave out how a result got into its run: taken from a store, a cell is the same one."""
     return cell.model_copy(update={"reused": False, "ran_in": ""})
 
 
@@ -109,20 +109,28 @@ def _without_origin(cell: StoredCell) -> StoredCell:
 def _check_matrices(runs: Sequence[Run]) -> list[str]:
     """Say how matrix files differ. What changes a verdict or a row is an error, other differences are notes."""
     first, notes = runs[0], []
-    for run in runs[1:]:
+    for place, run in enumerate(runs):
+        # with every one before it: the first need not have the environment that two others ask for differently
+        for other in runs[:place]:
+            # a run that was merged of several matrix files has no hash of its own
+            if not run.info.matrix_hash or run.info.matrix_hash != other.info.matrix_hash:
+                _check_matrix(run, other)
         if run.info.matrix_hash == first.info.matrix_hash:
             continue
-        differing = [*_judged_otherwise(first.info, run.info), *_asked_otherwise(first, run)]
-        if differing:
-            told = "".join(f"\n    {line}" for line in differing)
-            raise InputError(
-                f"{run.folder} was made with another matrix file than {first.folder}:{told}",
-                hint="run one of them again with the other's matrix file, or merge runs of one matrix only",
-            )
         releases = set(first.info.releases) ^ set(run.info.releases)
         what = f"releases {', '.join(sorted(releases))}" if releases else "nothing that a cell or a gate of either uses"
         notes.append(f"{run.info.name}: its matrix file differs from that of {first.info.name} in {what}")
     return notes
+
+
+def _check_matrix(run: Run, other: Run) -> None:
+    differing = [*_judged_otherwise(other.info, run.info), *_asked_otherwise(other, run)]
+    if differing:
+        told = "".join(f"\n    {line}" for line in differing)
+        raise InputError(
+            f"{run.folder} was made with another matrix file than {other.folder}:{told}",
+            hint="run one of them again with the other's matrix file, or merge runs of one matrix only",
+        )
 
 
 def _judged_otherwise(first: RunInfo, other: RunInfo) -> Iterator[str]:
@@ -139,7 +147,7 @@ def _judged_otherwise(first: RunInfo, other: RunInfo) -> Iterator[str]:
 
 
 def _asked_otherwise(first: Run, other: Run) -> Iterator[str]:
-    """Parts of the matrix that cells of both runs were asked by, under one name and with different content."""
+    """Name parts of the matrix that cells of both runs were asked by, with one name and different content."""
     known = {(part, name): asked for cell in first.cells for part, name, asked in _parts(cell)}
     told: set[str] = set()
     for cell in other.cells:
@@ -168,7 +176,7 @@ def _shown(value: object) -> str:
 
 
 def _suite_versions(runs: Sequence[Run]) -> Iterator[str]:
-    """Figures of two versions of a suite cannot be compared with each other, though each is judged for itself."""
+    """Warn of figures from two versions of a suite: each is judged for itself, but they cannot be compared."""
     versions: dict[str, set[int]] = {}
     for cell in (cell for run in runs for cell in run.cells):
         for suite, evidence in cell.evidence.items():
@@ -232,6 +240,6 @@ def _each(values: Iterator[str]) -> list[str]:
 
 
 def _common(values: Iterator[str]) -> str:
-    """The value that all share; empty where they differ, and then each merged run has its own."""
+    """Return the value that all share; empty where they differ, and then each merged run has its own."""
     found = set(values)
     return found.pop() if len(found) == 1 else ""

@@ -61,7 +61,7 @@ def request_for_references(request: CellRequest) -> CellRequest:
 
 
 def references_key(request: CellRequest, *, lock: str, source_hash: str, machine: str) -> str:
-    """A hash of everything that references depend on, the same for all cells that are held to the same ones."""
+    """Hash everything that references depend on: cells that are held to the same ones have the same key."""
     # of the limits only the threads change what is computed
     asked = request_for_references(request).model_copy(update={"limits": Limits(threads=request.limits.threads)})
     return cell_key(asked, lock=lock, source_hash=source_hash, machine=machine)
@@ -74,7 +74,7 @@ class ReferenceStore:
     folder: Path
 
     def get(self, key: str) -> KnownReferences | None:
-        """What is stored under the key. Whatever is wrong with it, it is computed again."""
+        """Return what is stored under the key; None where anything is wrong with it, and it is computed again."""
         place = self.folder / key
         try:
             told = read_model(place / _TOLD, References)

@@ -119,7 +119,7 @@ class RunInfo(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _of_an_earlier_version(cls, data: Any) -> Any:
-        """Runs of version 0.2 and before named one workload of production's."""
+        """Read runs of version 0.2 and before, which named one workload of production's."""
         if isinstance(data, dict) and "production_workload" in data:
             data = dict(data)
             named = data.pop("production_workload")
@@ -162,7 +162,7 @@ class Run:
 
 
 def new_run_name(results: Path, profile: str) -> str:
-    """The time in UTC and the profile; a number where two runs start in one second."""
+    """Make a name from the time in UTC and the profile, with a number where two runs start in one second."""
     base = f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-{profile}"
     name, number = base, 2
     while (results / name).exists():
@@ -221,7 +221,7 @@ def cell_path(run_folder: Path, cell: str) -> Path:
 
 
 def log_path(run_folder: Path, cell: str) -> Path:
-    """Where a cell's log lies, with the same care as for its file."""
+    """Return where a cell's log lies, with the same care as for its file."""
     return _inside(run_folder, "logs", cell, ".log")
 
 
@@ -244,17 +244,17 @@ def write_run_info(run_folder: Path, info: RunInfo) -> None:
 
 
 def write_cell(run_folder: Path, cell: StoredCell) -> None:
-    """Called once per cell, when it has ended: it holds evidence, and nothing is added to that later."""
+    """Write a cell that has ended, once: it holds evidence, and nothing is added to that later."""
     write_model(cell_path(run_folder, cell.cell), cell)
 
 
 def read_cell(path: Path) -> StoredCell:
-    """A cell file of this or an earlier layout."""
+    """Read a cell file of this or an earlier layout."""
     return checked(path, StoredCell, upgraded(path, read_bytes(path)))
 
 
 def point_latest(results: Path, run_name: str) -> None:
-    """results/latest -> run; a file with the name in it where links are not allowed."""
+    """Make results/latest a link to the run, or a file with its name where links are not allowed."""
     latest = results / "latest"
     temporary = results / f".latest{made_by_this_process()}"
     with storage_errors(latest, "written"):
@@ -292,7 +292,7 @@ def _read_cell_of(name: CellName, path: Path) -> StoredCell:
 
 
 def list_runs(results: Path) -> list[str]:
-    """Names of the runs in a results folder, oldest first; those of results/reference as reference/<name>."""
+    """Name the runs in a results folder, oldest first; those of results/reference as reference/<name>."""
     if not results.is_dir():
         return []
     folders = [path.parent for path in results.glob("*/run.json") if not path.parent.is_symlink()]
@@ -301,7 +301,7 @@ def list_runs(results: Path) -> list[str]:
 
 
 def find_run(name: str = "latest", results: Path = Path("results")) -> Path:
-    """The folder of a run, by name, by path, or the latest one."""
+    """Find the folder of a run, by name, by path, or the latest one."""
     if name == "latest" and not (results / "latest" / "run.json").exists():
         pointer = results / "latest.txt"
         if pointer.exists():
@@ -337,7 +337,7 @@ _NOT_IN_KEY = ("work_folder", "quiet_lock", "origin", "environment", "demands", 
 
 
 def cell_key(request: CellRequest, *, lock: str, source_hash: str, machine: str) -> str:
-    """A hash of everything that could change a cell's result.
+    """Hash everything that could change a cell's result.
 
     Where files lie is not part of it, their content is. The environment is part of it as `lock`: what is installed,
     not how that was asked for.
@@ -383,7 +383,7 @@ class CellStore:
         return self.folder / key[:2] / f"{key}.json"
 
     def get(self, key: str, demands: Sequence[Demand] = ()) -> StoredCell | None:
-        """The finished cell with this key. A damaged file is no reason to stop: the cell is run again."""
+        """Return the finished cell with this key. A damaged file is no reason to stop: the cell is run again."""
         try:
             cell = read_cell(self.path(key))
         except StorageError:
@@ -443,7 +443,7 @@ def _is_possible(seconds: float) -> bool:
 
 
 def timing_name(request: CellRequest) -> str:
-    """Cells that take about as long as each other: same cell, profile and device."""
+    """Name what cells share that take about equally long: cell, profile and device."""
     return f"{request.cell} {request.profile_name} {request.device.value}"
 
 

@@ -74,7 +74,10 @@ def to_open(issues: Sequence[Issue], known: Sequence[KnownIssue], since: str) ->
     An open issue with the same key has told it. So has a closed one that is younger than the run before: somebody
     closed it, and the run before is only still the same because nothing was published since.
     """
-    told = {key for one in known for key in _KEY.findall(one.body) if one.is_open or (since and one.created >= since)}
+    # the last one is the issue's own: what stands before it may be quoted from a log
+    told = {
+        key for one in known for key in _KEY.findall(one.body)[-1:] if one.is_open or (since and one.created >= since)
+    }
     return [issue for issue in {issue.key: issue for issue in issues}.values() if issue.key not in told]
 
 
@@ -98,7 +101,9 @@ def open_all(issues: Sequence[Issue], tracker: Tracker) -> list[str]:
 @click.option(
     "--dry-run", is_flag=True, help="Ask the tracker what it knows, print what would be opened, open nothing."
 )
-@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
+)
 def issues_command(before: str, after: str, tracker: str | None, dry_run: bool, results: Path) -> None:
     """Open one issue for every row whose verdict changed from run BEFORE to run AFTER (default: latest).
 

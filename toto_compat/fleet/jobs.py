@@ -14,8 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.errors import InputError
-from toto_compat.evidence.files import read_model
-from toto_compat.evidence.store import RunInfo
+from toto_compat.evidence.store import load_run
 
 # What may stand in a job: these words go through YAML, variables and a shell's word splitting.
 _SAFE_CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*/[A-Za-z0-9_]+/[a-z-]+(\+[A-Za-z0-9_-]+)?(@[A-Za-z0-9_-]+)?")
@@ -57,25 +56,23 @@ def _cell(row: Any) -> CellName:
 
 def new_releases(document: Any) -> list[str]:
     """The releases of `toto-compat releases --json` that are newer than everything in matrix.yaml, oldest first."""
-    found = []
-    for row in _rows(document, "missing", "`toto-compat releases --json`"):
-        release = row.get("torch") if isinstance(row, dict) else None
+    found = set()
+    for release in _rows(document, "new", "`toto-compat releases --json`"):
         try:
-            version = Version(str(release))
+            found.add(Version(str(release)))
         except InvalidVersion as error:
             raise InputError(
                 f"{release!r} is no release", hint="give what `toto-compat releases --json` printed"
             ) from error
-        if row.get("newer_than_matrix") is True:
-            found.append(version)
-    return [str(version) for version in sorted(set(found))]
+    return [str(version) for version in sorted(found)]
 
 
 def releases_in(run: Path) -> set[str]:
-    """The releases that a run has rows of; none where there is no such run yet."""
+    """The releases that a run has results of; none where there is no such run yet. What could not be run is no result:
+    it is tried again."""
     if not (run / "run.json").exists():
         return set()
-    return {cell.environment.split("-")[1] for cell in read_model(run / "run.json", RunInfo).cells if "-" in cell}
+    return {cell.request.environment.torch for cell in load_run(run).cells if not cell.could_not_run}
 
 
 def _rows(document: Any, key: str, origin: str) -> Iterator[Any]:
@@ -107,12 +104,29 @@ def gitlab_pipeline(jobs: Sequence[Job]) -> str:
 @click.option(
     "--known", type=click.Path(path_type=Path), help="With --releases: leave out those that this run has rows of."
 )
-@click.option("--by", type=click.Choice(["environment", "cell"]), default="environment", show_default=True)
-@click.option("--format", "form", type=click.Choice(["github", "gitlab", "json"]), default="github", show_default=True)
+@click.option(
+    "--by",
+    type=click.Choice(["environment", "cell"]),
+    default="environment",
+    show_default=True,
+    help="What a job runs: all cells of an environment, or one.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["github", "gitlab", "json"]),
+    default="github",
+    show_default=True,
+    help="For which CI system.",
+)
 def jobs_command(file: Path, releases: bool, known: Path | None, by: str, form: str) -> None:
     """Turn a plan (FILE, or - for standard input) into the jobs of a CI system.
 
     `github` is a line for strategy.matrix, `gitlab` a child pipeline, `json` a list."""
+    if releases and form == "gitlab":
+        raise click.UsageError("--releases has no child pipeline: docs/fleet/gitlab-ci.yml takes --format json")
+    if known is not None and not releases:
+        raise click.UsageError("--known is for --releases")
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
         document = json.loads(text)

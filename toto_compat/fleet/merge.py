@@ -78,7 +78,9 @@ def _write(folder: Path, merged: Merged) -> None:
     help="What to do about two different results of one cell.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print compatibility.json instead of the table.")
-@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
+)
 def merge_command(runs: tuple[str, ...], name: str | None, conflicts: str, as_json: bool, results: Path) -> None:
     if name is not None:
         check_run_name(name)

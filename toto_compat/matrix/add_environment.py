@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,16 @@ from toto_compat.errors import MatrixFileError, StorageError
 from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.schema import Matrix
 
+# What YAML takes for the end of a line beside \n and \r\n: a lone \r, and three of Unicode's.
+_OTHER_LINE_ENDS = re.compile("\r(?!\n)|[\x85\u2028\u2029]")
+
 
 @dataclass(frozen=True)
 class EditedMatrix:
     """The text of a matrix file with one environment more, checked as the file itself would be."""
 
     path: Path
+    original: bytes
     text: str
     stanza: str
     matrix: Matrix
@@ -30,17 +35,23 @@ def with_environment(path: Path, name: str, environment: Environment, *, remarks
     before = load_matrix(path)
     if name in before.environments:
         raise MatrixFileError(f"{path} has {name} already", hint="remove it first, or choose another release")
-    original = path.read_bytes().decode("utf-8")
-    newline = "\r\n" if "\r\n" in original else "\n"
-    text = original.replace("\r\n", "\n")
+    original = path.read_bytes()
+    text = original.decode("utf-8")
+    if _OTHER_LINE_ENDS.search(text):
+        raise MatrixFileError(
+            f"{path}: has line ends that are neither Unix's nor Windows's, so that lines cannot be put in",
+            hint="save it with ordinary line ends, then try again",
+        )
     section = _environments_node(text, path)
-    lines = text.split("\n")
+    lines = text.split("\n")  # those of Windows keep their \r, so that every line that is there stays as it is
     at = _line_for(section, lines, before, environment)
+    if at == len(lines) and lines[-2].endswith("\r"):
+        lines[-1] += "\r"  # the last line has no end yet
     indent = section.value[0][0].start_mark.column
     pins = _anchor_of(text, section, environment, before, at)
     stanza = _stanza(name, environment, indent, pins, remarks)
-    edited = "\n".join([*lines[:at], *_spaced(lines, at, stanza), *lines[at:]]).replace("\n", newline)
-    after = _checked(path, edited)
+    edited = "\n".join([*lines[:at], *_spaced(lines, at, stanza, section), *lines[at:]])
+    after = _checked(path, edited, name, stanza)
     expected = dict(before.environments) | {name: environment}
     if after.environments != expected or after.model_copy(update={"environments": expected}) != before.model_copy(
         update={"environments": expected}
@@ -49,12 +60,15 @@ def with_environment(path: Path, name: str, environment: Environment, *, remarks
             f"{path}: {name} cannot be put in without changing something else",
             hint=f"add it under environments: yourself:\n{stanza}",
         )
-    return EditedMatrix(path, edited, stanza, after)
+    return EditedMatrix(path, original, edited, stanza, after)
 
 
 def write_matrix(edited: EditedMatrix) -> None:
     """Replace the file by its edited text, whole; a link to it stays a link, and its mode stays."""
     target = edited.path.resolve()
+    # asking an index takes half a minute, in which somebody may have saved the file
+    if target.read_bytes() != edited.original:
+        raise StorageError(f"{target}: was changed by somebody else meanwhile", hint="give the same command again")
     beside = _write_beside(target, edited.text)
     try:
         beside.chmod(target.stat().st_mode)
@@ -65,7 +79,7 @@ def write_matrix(edited: EditedMatrix) -> None:
 
 
 def _write_beside(path: Path, text: str) -> Path:
-    """In the same folder: what the file names is relative to it, and a rename stays on one disk."""
+    """Write in the same folder: what the file names is relative to it, and a rename stays on one disk."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=".matrix-", suffix=".yaml", dir=path.parent)
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
@@ -77,10 +91,15 @@ def _write_beside(path: Path, text: str) -> Path:
     return Path(name)
 
 
-def _checked(path: Path, text: str) -> Matrix:
+def _checked(path: Path, text: str, name: str, stanza: str) -> Matrix:
     beside = _write_beside(path.resolve(), text)
     try:
         return load_matrix(beside)
+    except MatrixFileError as error:
+        raise MatrixFileError(
+            f"{path}: with {name} it would not be valid:\n{error.message.replace(str(beside), str(path))}",
+            hint=f"add it under environments: yourself:\n{stanza}",
+        ) from error
     finally:
         beside.unlink(missing_ok=True)
 
@@ -128,13 +147,20 @@ def _is_between(line: str, column: int) -> bool:
     return not bare or (bare.startswith("#") and len(line) - len(line.lstrip()) <= column)
 
 
-def _spaced(lines: list[str], at: int, stanza: str) -> list[str]:
-    """Keep one blank line between environments where the file has them."""
-    own = stanza.rstrip("\n").split("\n")
-    if lines[at - 1].lstrip().startswith("environments:") or not lines[at - 1].strip():
-        return [*own, ""]
-    follows = at >= len(lines) or bool(lines[at].strip())
-    return ["", *own, *([""] if follows else [])]
+def _spaced(lines: list[str], at: int, stanza: str, section: yaml.MappingNode) -> list[str]:
+    """Keep one blank line between environments where the file has them, and the line ends that it has."""
+    own, end = stanza.rstrip("\n").split("\n"), "\r" if lines[at - 1].endswith("\r") else ""
+    first, last = (section.value[place][0].start_mark.line for place in (0, -1))
+    apart = first == last or any(not line.strip() for line in lines[first:last])
+    blank = [""] if apart else []
+    if at == first or not lines[at - 1].strip():
+        spaced = [*own, *blank]
+    else:
+        follows = at >= len(lines) or bool(lines[at].strip())
+        spaced = [*blank, *own, *(blank if follows else [])]
+    if at < len(lines):
+        return [line + end for line in spaced]
+    return [*(line + end for line in (spaced if spaced[-1] else spaced[:-1])), ""]
 
 
 def _anchor_of(text: str, section: yaml.MappingNode, environment: Environment, matrix: Matrix, line: int) -> str | None:
@@ -171,7 +197,7 @@ def _stanza(name: str, environment: Environment, indent: int, pins: str | None, 
 
 
 def most_similar(matrix: Matrix, version: Version, build: str) -> Environment:
-    """Same build before another, CUDA before CPU, production's special pins last, then the nearest release."""
+    """Choose the nearest environment: same build, same device, not production's special pins, near release."""
     wants_cpu = build == "cpu"
 
     def distance(name: str) -> tuple[bool, bool, bool, list[int]]:

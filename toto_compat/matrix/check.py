@@ -22,7 +22,7 @@ _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 
 
 def cross_check(document: Document, folder: Path) -> list[Mistake]:
-    """Names, references and files. Works on the plain data, so that it runs beside schema mistakes."""
+    """Check names, references and files, on the plain data, so that it runs beside schema mistakes."""
     return [
         *_environment_mistakes(document, folder),
         *_name_mistakes(document),
@@ -132,7 +132,7 @@ def _cache_source_mistakes(document: Document, folder: Path) -> Iterator[Mistake
 
 
 def _class_mistakes(document: Document, place: KeyPath, file: Path, class_name: str) -> Iterator[Mistake]:
-    """The file is parsed, never imported: it needs torch, and the host has none."""
+    """Look for the class in the parsed file, which is never imported: it needs torch, and the host has none."""
     if not file.is_file():
         names = [sibling.name for sibling in file.parent.glob("*.py")] if file.parent.is_dir() else []
         nearest = nearest_name(file.name, names)
@@ -170,7 +170,7 @@ def _csv_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
 
 
 def _section(document: Document, name: str) -> list[tuple[str, dict[str, Any]]]:
-    """The named entries of a top-level section; what is not a mapping is the schema's to complain about."""
+    """Return the named entries of a top-level section; what is not a mapping is the schema's to complain about."""
     section = document.data.get(name) if isinstance(document.data, dict) else None
     entries = section.items() if isinstance(section, dict) else ()
     return [(key, entry if isinstance(entry, dict) else {}) for key, entry in entries]

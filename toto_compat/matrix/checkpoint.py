@@ -19,7 +19,8 @@ from toto_compat.matrix.schema import Matrix
 _WEIGHTS = "model.safetensors"
 _FILES = ["config.json", _WEIGHTS]
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
-_HUB_ID = re.compile(r"^(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?$")
+_HUB_ID = re.compile(r"^(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w(?:(?!\.\.)[\w./-])*))?\Z")
+_ACCEPTED = "a folder with config.json and model.safetensors, or organisation/name@revision"
 
 
 def with_checkpoint(matrix: Matrix, workloads: Iterable[str], specification: str) -> Matrix:
@@ -54,7 +55,7 @@ def checkpoint_name(specification: str, folder: Path) -> str:
 
 
 def _model_of(folder: Path) -> str:
-    """The shape that a checkpoint's patches have."""
+    """Tell from its patches which model's shape a checkpoint has."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         stride = config.get("stride", config.get("patch_size"))
@@ -72,7 +73,7 @@ def _model_of(folder: Path) -> str:
 
 
 def find_checkpoint(specification: str, *, relative_to: Path) -> Path | None:
-    """The checkpoint's folder if it is on this machine already; nothing is downloaded. A wrong name is an error."""
+    """Find the checkpoint's folder if it is on this machine; nothing is downloaded. A wrong name is an error."""
     local = _local_folder(specification, relative_to)
     if local is not None:
         return local
@@ -103,6 +104,8 @@ def resolve_checkpoint(specification: str, *, relative_to: Path) -> Path:
 
 
 def _local_folder(specification: str, relative_to: Path) -> Path | None:
+    if not specification:  # of a variable that is not set: it would be the folder that it is relative to
+        raise InputError("no checkpoint is named: the word is empty", hint=f"accepted: {_ACCEPTED}")
     folder = (relative_to / specification).expanduser()
     if not folder.is_dir():
         return None
@@ -142,7 +145,7 @@ def _hub_id(specification: str) -> tuple[str, str | None]:
     if match is None:
         raise InputError(
             f"checkpoint {specification!r}: neither a folder nor a hub id",
-            hint="accepted: a folder with config.json and model.safetensors, or organisation/name@revision",
+            hint=f"accepted: {_ACCEPTED}",
         )
     return match["repository"], match["revision"]
 

@@ -8,7 +8,7 @@ from toto_compat.matrix.gates import Gate
 
 
 def demands_of(limits: Mapping[Gate, GateLimit], *, device: Device, mode: str) -> tuple[Demand, ...]:
-    """The limits that a cell on this device and in this mode cannot break and still PASS, whatever else is measured.
+    """Return the limits that a cell on this device and in this mode must keep to PASS, whatever else is measured.
 
     Not those that a noisy machine or upstream eager itself can break: they may come to decide nothing.
     """

@@ -171,7 +171,7 @@ class _NodeReader:
     def _entries(
         self, node: yaml.MappingNode, path: KeyPath, merging: tuple[yaml.Node, ...]
     ) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Keys of a mapping with `<<` resolved: its own keys win, then those merged first."""
+        """Return a mapping's entries with `<<` resolved: its own keys win, then those merged first."""
         self._count()
         own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
@@ -205,14 +205,14 @@ class _NodeReader:
 
 
 def nearest_name(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate a mistyped name most probably meant, if any is near."""
+    """Guess which candidate a mistyped name meant, if any is near."""
     by_lower_case = {candidate.lower(): candidate for candidate in candidates}
     close = difflib.get_close_matches(name.lower(), list(by_lower_case), n=1, cutoff=0.55)
     return by_lower_case[close[0]] if close else None
 
 
 def describe_value(value: Any) -> str:
-    """A value as the user wrote it, with what YAML made of it."""
+    """Show a value as the user wrote it, with what YAML made of it."""
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
     if isinstance(value, list | dict):
@@ -228,7 +228,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def _dotted(path: KeyPath) -> str:
-    """environments.torch-2.13.0-cpu.pins, modes[1]"""
+    """Write a place as environments.torch-2.13.0-cpu.pins or modes[1]."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -240,7 +240,7 @@ def matrix_file_error(path: Path, mistakes: Sequence[Mistake]) -> MatrixFileErro
 
 
 def describe_mistakes(path: Path, mistakes: Sequence[Mistake]) -> str:
-    """Every mistake on a line of its own, in the order of the file."""
+    """Write every mistake on a line of its own, in the order of the file."""
     count = f"{len(mistakes)} mistake{'s' if len(mistakes) != 1 else ''}"
     lines = [mistake.describe(path) for mistake in sorted(mistakes, key=lambda one: (one.line, one.column, one.path))]
     return "\n  ".join([f"{path} has {count}:", *lines])

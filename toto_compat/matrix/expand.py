@@ -17,7 +17,7 @@ from toto_compat.matrix.schema import Matrix, Profile
 
 
 def expand(matrix: Matrix, profile_name: str) -> list[CellName]:
-    """Every cell of the matrix under a profile, in the order of the file; of several workloads one cell for each."""
+    """List every cell of the matrix under a profile, in the order of the file, one for each of several workloads."""
     workloads = named_profile(matrix, profile_name).workloads
     return [
         CellName.of(environment_name, cache_name, mode, settings_name, workload if len(workloads) > 1 else "")
@@ -32,7 +32,7 @@ def expand(matrix: Matrix, profile_name: str) -> list[CellName]:
 def select(
     cells: Sequence[CellName], selectors: Iterable[str], *, only_when_named: Iterable[str] = ()
 ) -> list[CellName]:
-    """The cells any selector matches, minus those a `!selector` matches, in their own order.
+    """Keep the cells that any selector matches, minus those a `!selector` matches, in their own order.
 
     Without a positive selector everything is taken. A selector that matches nothing is a mistake, not an empty set.
     Cells of the caches in `only_when_named` are taken if a selector asks for that cache, not by one for all caches.
@@ -103,12 +103,12 @@ def is_whole_model(cell: CellName) -> bool:
 
 
 def requested_environments(cells: Iterable[CellName]) -> list[str]:
-    """The environments the cells need, each once, in order."""
+    """Name the environments that the cells need, each once, in order."""
     return list(dict.fromkeys(cell.environment for cell in cells))
 
 
 def named_profile(matrix: Matrix, profile_name: str) -> Profile:
-    """The profile of that name; SelectionError names the nearest one."""
+    """Find the profile of that name; SelectionError names the nearest one."""
     if profile_name not in matrix.profiles:
         names = list(matrix.profiles)
         raise SelectionError(f"there is no profile {profile_name!r}", hint=_suggest(profile_name, names, "profiles"))
@@ -116,7 +116,7 @@ def named_profile(matrix: Matrix, profile_name: str) -> Profile:
 
 
 def gate_limits(matrix: Matrix, profile_name: str) -> dict[Gate, GateLimit]:
-    """The limit of every gate that is on under a profile, in the order in which gates decide."""
+    """Return the limit of every gate that is on under a profile, in the order in which gates decide."""
     defaults = {gate: gate.rule.default for gate in Gate}
     limits = {**defaults, **matrix.gates, **named_profile(matrix, profile_name).gates}
     return {gate: limit for gate in Gate if (limit := limits[gate]) is not None}

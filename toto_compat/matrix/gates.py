@@ -62,13 +62,13 @@ class GateRule:
 
 
 class Gate(Table):
-    """In the order in which they decide: the first FAIL (else the first INCONCLUSIVE) names the verdict."""
+    """Lists the gates in the order in which they decide: the first FAIL (else INCONCLUSIVE) names the verdict."""
 
     rule: GateRule
 
     @property
     def figure(self) -> str:
-        """The name of its figure in the evidence."""
+        """Return the name of its figure in the evidence."""
         return self.rule.figure or self.value
 
     EQUIVALENCE = (

@@ -32,7 +32,7 @@ MATRIX_FILE_NAME = "matrix.yaml"
 
 
 def find_matrix_file(given: Path | None = None) -> Path:
-    """The file named by --matrix, else ./matrix.yaml."""
+    """Find the file named by --matrix, else ./matrix.yaml."""
     path = given if given is not None else Path(MATRIX_FILE_NAME)
     if path.is_file():
         return path
@@ -46,7 +46,7 @@ def find_matrix_file(given: Path | None = None) -> Path:
 
 
 def matrix_option(function: Any) -> Any:
-    """The --matrix option, the same in every command that reads the file; pass its value to find_matrix_file."""
+    """Make the --matrix option, the same in every command; its value goes to find_matrix_file."""
     return click.option(
         "--matrix",
         "matrix_file",
@@ -81,7 +81,7 @@ def with_absolute_forks(matrix: Matrix, folder: Path) -> Matrix:
 
 
 def matrix_hash(matrix: Matrix) -> str:
-    """Changes when what is tested changes, not when a comment or the order of keys does."""
+    """Hash what is tested: a comment or the order of keys changes nothing."""
     # where cells run is no part of what is tested
     tested = matrix.model_dump(mode="json", by_alias=True, exclude={"slurm"})
     canonical = json.dumps(tested, sort_keys=True, separators=(",", ":"))
@@ -89,7 +89,7 @@ def matrix_hash(matrix: Matrix) -> str:
 
 
 def json_schema_text() -> str:
-    """The JSON Schema of matrix.yaml, as committed in matrix.schema.json."""
+    """Write the JSON Schema of matrix.yaml, as committed in matrix.schema.json."""
     schema = Matrix.model_json_schema(by_alias=True)
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
@@ -136,12 +136,12 @@ _ACCEPTED_BY_ERROR = {
 
 
 def schema_mistakes(document: Document, model: type[BaseModel], error: ValidationError) -> list[Mistake]:
-    """Everything in which a document is not what the model of its file asks for."""
+    """List everything in which a document is not what the model of its file asks for."""
     return [_schema_mistake(document, model, detail) for detail in error.errors()]
 
 
 def _schema_mistake(document: Document, model: type[BaseModel], detail: ErrorDetails) -> Mistake:
-    """One pydantic error as a line, a found and an accepted."""
+    """Turn one pydantic error into a line, what was found there, and what is accepted."""
     location = tuple(part for part in detail["loc"] if part != "[key]")
     about_key = "[key]" in detail["loc"]
     parent, leaf = _annotation_at(model, location[:-1]), location[-1] if location else ""
@@ -178,7 +178,7 @@ def _schema_mistake(document: Document, model: type[BaseModel], detail: ErrorDet
 
 
 def _annotation_at(model: type[BaseModel], path: Iterable[str | int]) -> Any:
-    """The type the schema gives to a place in the file; None where it knows of no such place."""
+    """Find the type that the schema gives to a place in the file; None where it knows of no such place."""
     annotation: Any = model
     for part in path:
         annotation = _without_none(annotation)
@@ -229,6 +229,6 @@ def _field_description(model: Any, name: str) -> str:
 
 
 def _own_description(annotation: Any) -> str:
-    """What the items of a list are described as: they have no field of their own."""
+    """Find the description of a list's items, which have no field of their own."""
     notes: tuple[Any, ...] = getattr(annotation, "__metadata__", ())
     return next((note.description for note in notes if getattr(note, "description", None)), "")

@@ -35,7 +35,7 @@ def matrix_request(
     symbols: tuple[SymbolSeries, ...] = (),
     lower_only: bool = False,
 ) -> CellRequest:
-    """The request of a cell of the matrix under a profile; with series of the user's own, their suite is in it."""
+    """Make the request of a cell of the matrix under a profile; the user's own series bring their suite along."""
     profile = named_profile(matrix, profile_name)
     workload_name = cell.workload or profile.workloads[0]
     device = matrix.environments[cell.environment].runs_on(device)
@@ -104,7 +104,7 @@ def cell_request(
     quiet_lock: str | None = None,
     demands: tuple[Demand, ...] = (),
 ) -> CellRequest:
-    """The request of one cell. A CPU wheel runs on the CPU whatever `device` says.
+    """Make the request of one cell. A CPU wheel runs on the CPU whatever `device` says.
 
     Files are named by their absolute path on this machine; a runtime that shows them elsewhere changes that. Those of
     the workload are relative to `workload_folder`, a cache's to the matrix file.
@@ -150,7 +150,7 @@ def _absolute_source(matrix: Matrix, matrix_path: Path, cache: str) -> str:
 
 
 def cell_variables(limits: Limits, device: Device) -> dict[str, str]:
-    """The environment variables of a cell's processes, but for those that name a place or a GPU of this machine."""
+    """Return the variables of a cell's processes, without those that name a place or a GPU of this machine."""
     threads = str(limits.threads)
     variables = {
         "USER": "toto-compat",  # inductor names a folder after the user, who may have no name in a container

@@ -37,7 +37,7 @@ class Profile(CellProfile):
 
     @property
     def of_cell(self) -> CellProfile:
-        """The part that a cell is told as its profile."""
+        """Return the part that a cell is told as its profile."""
         return CellProfile(**{name: getattr(self, name) for name in CellProfile.model_fields})
 
 

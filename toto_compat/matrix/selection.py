@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from packaging.version import Version
+
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.csv_file import check_rows, read_csv
 from toto_compat.contract.request import CsvSeries, Device, Environment, SymbolSeries, Workload
@@ -30,12 +32,12 @@ class Selection:
     symbols: Mapping[str, tuple[SymbolSeries, ...]] = field(default_factory=dict)  # the user's own, by workload
 
     def symbols_of(self, cell: CellName) -> tuple[SymbolSeries, ...]:
-        """The user's own series as a cell gets them: what stands out in one depends on the workload's lengths."""
+        """Return the user's own series as a cell gets them: what stands out depends on the workload's lengths."""
         return self.symbols.get(cell.workload or next(iter(self.workloads)), ())
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """Every checkpoint that the workloads name, once."""
+        """Name every checkpoint of the workloads once."""
         named = (workload.checkpoint for workload in self.workloads.values())
         return tuple(dict.fromkeys(one for one in named if one is not None))
 
@@ -73,6 +75,7 @@ def select_cells(
             cuda = {name: one for name, one in matrix.environments.items() if one.device is device}
             left_out = {name: why for name, one in cuda.items() if (why := why_not_runnable(name, one))}
         cells = default_selection(matrix, device, asked.profile, left_out)
+        left_out = _missed(matrix, cells, left_out)
     required = _select_required(cells, matrix, asked) if asked.require else []
     workloads = {name: matrix.workloads[name] for name in profile.workloads}
     for workload in workloads.values():
@@ -80,6 +83,16 @@ def select_cells(
     symbols = read_symbols(asked.data, asked.column, asked.symbols) if asked.data is not None else ()
     fitted = {name: fit_to_workload(symbols, name, workload) for name, workload in workloads.items()}
     return Selection(matrix, matrix_path, tuple(cells), tuple(required), device, workloads, left_out, fitted)
+
+
+def _missed(matrix: Matrix, cells: Sequence[CellName], left_out: Mapping[str, str]) -> dict[str, str]:
+    """Keep of what the GPU cannot run what would have been taken: production's, and releases newer than the newest."""
+    newest = max((Version(matrix.environments[cell.environment].torch) for cell in cells), default=Version("0"))
+    return {
+        name: why
+        for name, why in left_out.items()
+        if name == matrix.production or Version(matrix.environments[name].torch) > newest
+    }
 
 
 def _select_to_lower(matrix: Matrix, asked: Asked) -> list[CellName]:
@@ -121,6 +134,6 @@ def check_series(workload: Workload, folder: Path) -> CsvSeries | None:
 
 
 def rows_needed(workload: Workload) -> int:
-    """The rows of its series that a workload looks at: of its longest forecast, once for every series of a batch."""
+    """Count the rows of series that a workload looks at: its longest forecast, for every series of a batch."""
     patches = workload.context_patches[-1] + max(workload.horizon_patches)
     return patches * workload.patch_size + max(workload.batch, *workload.batches) - 1

@@ -36,7 +36,7 @@ class TotoSource:
 
     @property
     def shown(self) -> str:
-        """The place as it may be written down: an address without the name and password that may stand in it."""
+        """Write the place as it may be shown: an address without the name and password that may stand in it."""
         return without_password(self.place) if self.kind == "git" else self.place
 
     @property
@@ -60,7 +60,7 @@ class TotoSource:
 
 
 def source_files(checkout: Path) -> dict[str, Path]:
-    """The files of a checkout that a wheel could be made of, by name, in order; nothing hidden, built or compiled."""
+    """List by name the files of a checkout that make up a wheel; nothing hidden, built or compiled."""
     files = {}
     for folder, folders, names in os.walk(checkout):
         folders[:] = sorted(one for one in folders if _is_source(one))
@@ -100,7 +100,7 @@ def is_release(text: str) -> bool:
 
 
 def absolute(text: str, folder: Path) -> str:
-    """The same with a path that does not depend on the working directory: `folder` is the matrix file's."""
+    """Make its path independent of the working directory: `folder` is the matrix file's."""
     if is_release(text) or text.startswith("git+"):
         return text
     return str((folder / Path(text).expanduser()).resolve())

@@ -13,7 +13,7 @@ _THE_ENVIRONMENTS = frozenset({"toto_compat", "torch", "toto", "numpy"})
 
 
 def split_source(source: str) -> tuple[Path, str]:
-    """'path/to/file.py:Class' -> the file and the name of the class."""
+    """Split 'path/to/file.py:Class' into the file and the name of the class."""
     file, _, class_name = source.rpartition(":")
     return Path(file), class_name
 
@@ -57,7 +57,7 @@ def user_cache_files(file: Path) -> dict[str, bytes]:
 
 
 def _imported(content: bytes, path: Path) -> Iterator[str]:
-    """Top-level names that a file imports; relative imports stay inside a package, which is taken whole."""
+    """Name what a file imports, at the top level; relative imports stay inside a package, taken whole."""
     for node in ast.walk(ast.parse(content, filename=str(path))):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)

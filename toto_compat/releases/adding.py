@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
+from pydantic import ValidationError
 
 from toto_compat.contract.request import Device, Environment
 from toto_compat.environments.locks import Lock, format_lock, lock_path, resolve_base_digest
@@ -18,6 +20,7 @@ from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.schema import Matrix
 from toto_compat.releases.listing import Channel, TorchRelease, listed, wheel_for
 from toto_compat.runtimes.progress import say
+from toto_compat.verdict.judge import one_line
 
 
 @dataclass(frozen=True)
@@ -59,22 +62,31 @@ def find_release(
     if release is None:
         near = [str(one.version) for one in releases if one.version.release[:2] == version.release[:2]]
         told = ", ".join(near or [str(one.version) for one in releases[:6]])
+        has = f"it has {told}" + ("" if near else " and older ones") if told else "it has none of that build"
         raise SelectionError(
-            f"there is no torch {version} on the index",
-            hint=f"it has {told}" + ("" if near else " and older ones") + "; --pre and --nightly look elsewhere",
+            f"there is no torch {version}{f' of build {build}' if build else ''} on the index",
+            hint=f"{has}; --pre and --nightly look elsewhere",
         )
     if release.is_yanked:
         raise EnvironmentBuildError(
-            f"torch {version} was withdrawn from the index: {release.why_yanked}",
+            f"torch {version} was withdrawn from the index: {one_line(release.why_yanked)}",
             hint="add the release that replaced it: `toto-compat releases` lists them",
         )
     return release
 
 
-def prepare_addition(path: Path, release: TorchRelease, settings: IndexSettings, *, pytorch_index: str) -> Addition:
+def prepare_addition(
+    path: Path, release: TorchRelease, settings: IndexSettings, *, pytorch_index: str, build: str = ""
+) -> Addition:
     """Work out everything about a new environment. Nothing is written, and kilobytes are read of the wheel."""
     matrix = load_matrix(path)
     facts = read_facts(wheel_for(release, None), settings)
+    if build and facts.build != build:
+        raise SelectionError(
+            f"torch {release.version} is on your package index as {facts.build}, not as {build}",
+            hint="let pip look where that build is, and try again: "
+            f"pip config set global.extra-index-url {pytorch_index.rstrip('/')}/{build}",
+        )
     release = replace(release, facts=facts)
     model = most_similar(matrix, release.version, facts.build)
     python = _python(model, release, facts)
@@ -94,13 +106,15 @@ def prepare_addition(path: Path, release: TorchRelease, settings: IndexSettings,
 def write_addition(addition: Addition) -> None:
     """Write the lock, then the matrix: a lock too many harms nobody, an environment without one cannot be built."""
     path = lock_path(addition.name)
-    there = path.exists()
+    before = path.read_text(encoding="utf-8") if path.exists() else None
     write_atomically(path, format_lock(addition.lock))
     try:
         write_matrix(addition.edited)
     except BaseException:
-        if not there:
+        if before is None:
             path.unlink(missing_ok=True)
+        else:
+            write_atomically(path, before)
         raise
     resolve_base_digest(addition.environment.base_image, say)
 
@@ -121,14 +135,28 @@ def tried_environment(release: TorchRelease, matrix: Matrix) -> tuple[str, Envir
     facts = release.facts
     assert facts is not None
     model = most_similar(matrix, release.version, facts.build)
-    environment = Environment(
-        torch=str(release.version),
+    environment = _valid(
+        release,
         build=facts.build,
         python=_python(model, release, facts),
         toto_ts=model.toto_ts,
         pins=model.pins,
     )
     return f"torch-{release.version}-{facts.build}", environment
+
+
+def _valid(release: TorchRelease, **fields: Any) -> Environment:
+    """The environment of a release, if it is one that a matrix file may hold."""
+    try:
+        return Environment(torch=str(release.version), **fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise EnvironmentBuildError(
+            f"torch {release.version} cannot be an environment of matrix.yaml: {key}: {first['input']!r} is not of its "
+            "form",
+            hint=f"`toto-compat schema` describes {key}; releases such as 2.14.1, 2.16.0rc1 and 2.16.0.dev20261116 fit",
+        ) from error
 
 
 def _environment(
@@ -153,8 +181,8 @@ def _environment(
         remarks.append(f"Check base_image: it is of an environment with Python {model.python}.")
     # a build's own index holds for releases of that build; the default wheel is on the user's
     keeps_index = model.build == facts.build and model.device is Device.CPU
-    environment = Environment(
-        torch=str(release.version),
+    environment = _valid(
+        release,
         build=facts.build,
         python=python,
         toto_ts=model.toto_ts,

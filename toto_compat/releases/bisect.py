@@ -35,6 +35,8 @@ class Question:
     criterion: Criterion
     device: Device
     cells: Mapping[str, tuple[CellName, ...]]  # by release, oldest first; several environments may have one release
+    good: str | None = None  # what the user takes the ends for
+    bad: str | None = None
 
     @property
     def releases(self) -> tuple[str, ...]:
@@ -103,6 +105,7 @@ def ask(
         raise SelectionError(
             f"{selector!r} names several rows: {told}", hint="bisect follows one cache in one mode: upstream/default"
         )
+    _check_that_it_decides(criterion.gate, cells[0], device)
     by_release: dict[str, list[CellName]] = {}
     for cell in cells:
         by_release.setdefault(matrix.environments[cell.environment].torch, []).append(cell)
@@ -117,11 +120,28 @@ def ask(
         )
         for release in releases
     }
-    return Question(own, matrix_path, criterion, device, ordered)
+    return Question(own, matrix_path, criterion, device, ordered, good, bad)
+
+
+def _check_that_it_decides(gate: Gate, cell: CellName, device: Device) -> None:
+    """Refuse a gate that has nothing to say here before environments are built for it, release after release."""
+    rule = gate.rule
+    if rule.only_on not in (None, device):
+        raise SelectionError(f"{gate.value} decides nothing on {device.value}: {rule.elsewhere}", hint=_OTHER_GATE)
+    if cell.mode in rule.not_in_modes:
+        raise SelectionError(f"{gate.value} decides nothing there: {rule.in_those_modes}", hint="name another mode")
+
+
+_OTHER_GATE = "bisect a gate that does, or look on another device with --device"
 
 
 def narrowed(matrix: Matrix, profile_name: str, gate: Gate) -> Matrix:
     """The matrix with a profile that runs the gate's suite on the first workload of another, and nothing else."""
+    if gate.rule.suite.rule.needs_symbols:
+        raise SelectionError(
+            f"{gate.value} is about series of yours, which bisect has none of",
+            hint="`toto-compat matrix --data` tries them on the releases that you name",
+        )
     profile = named_profile(matrix, profile_name)
     own = profile.model_copy(
         update={
@@ -152,10 +172,8 @@ def _between(releases: Sequence[str], good: str | None, bad: str | None) -> list
             )
     if good and bad:
         low, high = ends[0], ends[-1]
-    elif ends:
-        low, high = (ends[0], releases[-1])
     else:
-        low, high = releases[0], releases[-1]
+        low, high = good or releases[0], bad or releases[-1]
     chosen = [one for one in releases if Version(low) <= Version(one) <= Version(high)]
     if len(chosen) < 2:
         raise SelectionError(

@@ -3,6 +3,7 @@
 import json
 import sys
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import click
 
 from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.environments.package_index import index_settings
-from toto_compat.errors import ExitCode, SelectionError
+from toto_compat.errors import EnvironmentBuildError, ExitCode, SelectionError
 from toto_compat.evidence.files import cache_folder, check_writable, write_atomically
 from toto_compat.evidence.store import CellStore
 from toto_compat.matrix.document import nearest_name
 from toto_compat.matrix.expand import gate_limits
-from toto_compat.matrix.gates import Gate
+from toto_compat.matrix.gates import Comparison, Gate
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.releases.adding import tried_environment
@@ -32,6 +33,7 @@ from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.interrupt import sigterm_as_interrupt
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.progress import print_out, say
+from toto_compat.verdict.judge import Status, one_line
 
 FOLDER = "bisects"
 NOT_RUN = "not run"
@@ -48,14 +50,22 @@ NOT_RUN = "not run"
 )
 @click.option("--all-releases", is_flag=True, help="Also releases of your package index that matrix.yaml lacks.")
 @click.option("--profile", default="quick", show_default=True, help="Whose workload is run; of its suites the gate's.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="auto: cuda where a GPU answers.",
+)
 @click.option(
     "--stored-only", is_flag=True, help="Build and run nothing: answer from stored evidence as far as it goes."
 )
 @click.option("--fresh", is_flag=True, help="Leave stored evidence aside: every look is a run.")
 @click.option("--keep-environments", is_flag=True, help="Do not remove the virtualenvs that were built for the search.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
+)
 @matrix_option
 def bisect_command(gate: str, selector: str, **asked: Any) -> None:
     """Find the release at which GATE flips for the cache and mode that SELECTOR names (upstream/default).
@@ -87,6 +97,14 @@ def criterion_of(matrix: Matrix, name: str, profile: str, limit: float | None, *
         told = f"did you mean {nearest}?" if nearest else f"there are {', '.join(Gate)}"
         raise SelectionError(f"there is no gate {name!r}", hint=told)
     gate = Gate(name)
+    if any_change and gate.rule.comparison is not Comparison.COUNT:
+        counts = ", ".join(one.value for one in Gate if one.rule.comparison is Comparison.COUNT)
+        raise SelectionError(
+            f"{name} differs a little between any two runs, so that --any-change would name any release",
+            hint=f"--limit N asks when it crosses N; what is counted repeats exactly: {counts}",
+        )
+    if limit is not None and not isfinite(limit):
+        raise click.UsageError(f"--limit {limit}: not a number that a figure could cross")
     if limit is not None:
         return Criterion(gate, GateLimit(min=limit) if gate.rule.larger_is_better else GateLimit(max=limit))
     known = gate_limits(matrix, profile).get(gate)
@@ -102,8 +120,15 @@ def with_releases_of_the_index(matrix: Matrix) -> Matrix:
     for warning in warnings:
         say(f"warning: {warning}")
     lacking = [one for one in against(matrix, found) if one.state is State.BETWEEN and not one.version.is_prerelease]
-    readable = [one for one in with_facts(lacking, settings) if one.facts is not None]
-    more = dict(tried_environment(one, matrix) for one in readable)
+    more = {}
+    for one in with_facts(lacking, settings):
+        try:
+            if one.facts is None:
+                raise EnvironmentBuildError(one.unreadable)
+            name, environment = tried_environment(one, matrix)
+            more[name] = environment
+        except EnvironmentBuildError as error:
+            say(f"warning: torch {one.version} is left out: {one_line(error.message)}")
     return matrix.model_copy(update={"environments": {**matrix.environments, **more}})
 
 
@@ -112,13 +137,12 @@ def run_search(question: Question, asked: dict[str, Any]) -> tuple[Search, Found
     search = Search(question.releases)
     store = CellStore(cache_folder() / "evidence")
     if not asked["fresh"]:
-        for seen in stored_observations(
-            question.requests, question.criterion, results=asked["results"], store=store.folder
-        ):
+        found = stored_observations(question.requests, question.criterion, results=asked["results"], store=store.folder)
+        for seen in sorted(found, key=lambda one: one.cell.stored if one.cell else "", reverse=True):
             search.note_stored(seen)
     say(
         f"looking for the release at which {question.criterion.text}, {len(question.releases)} releases from "
-        f"{question.releases[0]} to {question.releases[-1]}"
+        f"{question.releases[0]} to {question.releases[-1]}, {len(search.seen)} of them known from stored evidence"
     )
     for seen in search.seen.values():
         say(f"  stored: {seen.text}")
@@ -156,7 +180,7 @@ def run_search(question: Question, asked: dict[str, Any]) -> tuple[Search, Found
 def answer_lines(question: Question, search: Search, answer: Found | NoChange | NothingToCompare) -> list[str]:
     """Say what was found, how, and what is different on the two sides."""
     row = next(iter(question.cells.values()))[0].partition("/")[2]
-    lines = [f"{row}: {_headline(search, answer)}"]
+    lines = [f"{row}, {question.criterion.gate.value}: {_headline(search, answer)}", *_contradictions(question, search)]
     if isinstance(answer, Found):
         before, after = (search.seen[search.releases[place]] for place in (answer.before, answer.after))
         lines += ["", f"  before  {before.text}", f"  after   {after.text}"]
@@ -166,13 +190,29 @@ def answer_lines(question: Question, search: Search, answer: Found | NoChange | 
         moved = [one.text for one in moved_between(before.release, after.release) or () if one.name in WATCHED]
         if moved:
             lines += ["", "torch's own defaults that moved with it:", *(f"  {line}" for line in moved)]
-    run = sum(seen.source != NOT_RUN for seen in search.path)
-    lines += ["", f"path: {run} of {len(search.releases)} releases were run"]
-    lines += [f"  {number}. {seen.text}" for number, seen in enumerate(search.path, 1)]
-    taken = [seen for seen in search.seen.values() if seen not in search.path]
+    run = [seen for seen in search.path if seen.source != NOT_RUN]
+    lines += ["", f"path: {len(run)} of {len(search.releases)} releases were run"]
+    lines += [f"  {number}. {seen.text}" for number, seen in enumerate(run, 1)]
+    taken = [search.seen[one] for one in search.releases if one in search.seen and search.seen[one] not in search.path]
     if taken:
         lines += ["stored evidence:", *(f"  {seen.text}" for seen in taken)]
+    missing = [one for one in search.releases if one in search.seen and search.seen[one].source == NOT_RUN]
+    if missing:
+        lines += [f"no stored evidence: {', '.join(missing)}; without --stored-only what is needed of them is run"]
     return lines
+
+
+def _contradictions(question: Question, search: Search) -> list[str]:
+    """Say where an end is not what the user took it for: the change that is found may then be another than meant."""
+    told = []
+    for release, word, expected in ((question.good, "good", Status.PASS), (question.bad, "bad", Status.FAIL)):
+        seen = search.seen.get(release) if release else None
+        if seen is not None and seen.judged is not None and seen.judged.status not in (expected, *_UNDECIDED):
+            told.append(f"  torch {release} was called {word} and is {seen.judged.status.value} here")
+    return told if not question.criterion.any_change else []
+
+
+_UNDECIDED = (Status.INCONCLUSIVE, Status.NOT_APPLICABLE)
 
 
 def _headline(search: Search, answer: Found | NoChange | NothingToCompare) -> str:
@@ -185,13 +225,19 @@ def _headline(search: Search, answer: Found | NoChange | NothingToCompare) -> st
             f"; not looked at: {', '.join(unseen)}, a change that was undone again would not show" if unseen else ""
         )
         return f"no change between torch {names[answer.first]} and {names[answer.last]}{hidden}"
-    text = f"changed with torch {names[answer.after]}, {names[answer.before]} was the last before it"
+    before, after = (search.seen[names[place]].state for place in (answer.before, answer.after))
+    change = f"from {_state(before)} to {_state(after)}"
+    text = f"changed with torch {names[answer.after]} {change}, {names[answer.before]} was the last before it"
     if answer.skipped:
         text += f"; {', '.join(names[place] for place in answer.skipped)} could not be looked at and may be the one"
     if answer.others:
         more = ", ".join(f"between {names[first]} and {names[second]}" for first, second in answer.others)
         text += f". It is not the only change: also {more}"
     return text
+
+
+def _state(state: object) -> str:
+    return f"{state:g}" if isinstance(state, float) else str(state)
 
 
 def as_data(question: Question, search: Search, answer: Found | NoChange | NothingToCompare) -> dict[str, Any]:

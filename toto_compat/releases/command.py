@@ -22,22 +22,28 @@ from toto_compat.releases.listing import (
     against,
     check_complete,
     listed,
+    of_build,
     with_facts,
 )
+from toto_compat.verdict.judge import one_line
 
 _NIGHTLIES_SHOWN = 5
 
 
 class ReleaseNumber(click.ParamType[Version]):
-    """A release as an index names it."""
+    """A release as an index names it; 2.9.0+cu128 names one of its builds, where builds are told apart."""
 
     name = "version"
+
+    def __init__(self, *, with_build: bool = False) -> None:
+        self._with_build = with_build
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Version:
         if isinstance(value, Version):
             return value
         try:
-            return Version(Version(str(value).removeprefix("torch-")).public)
+            named = Version(str(value).removeprefix("torch-"))
+            return named if self._with_build else Version(named.public)
         except InvalidVersion:
             self.fail(f"{value!r} is no release: 2.14.1, 2.16.0rc1 and 2.16.0.dev20261116 are", param, ctx)
 
@@ -49,7 +55,10 @@ class ReleaseNumber(click.ParamType[Version]):
     help=f"Exit with {int(ExitCode.FINDINGS)} when there is a release newer than everything in the matrix.",
 )
 @click.option(
-    "--add", type=ReleaseNumber(), metavar="VERSION", help="Add environment, base image and lock of a release."
+    "--add",
+    type=ReleaseNumber(with_build=True),
+    metavar="VERSION",
+    help="Add environment, base image and lock of a release.",
 )
 @click.option("--pre", is_flag=True, help="Look at release candidates too, also on PyTorch's own test index.")
 @click.option("--nightly", is_flag=True, help="Look at PyTorch's own index of nightly builds.")
@@ -82,7 +91,8 @@ def look(
     """Every release worth a row, newest first, with its facts."""
     matrix, settings = load_matrix(path), index_settings()
     found, warnings = listed(settings, Channel.RELEASE, build=build)
-    check_complete(matrix, found)
+    if not build:  # of one build an index need not have every release
+        check_complete(matrix, found)
     if not pre:
         found = [one for one in found if not one.version.is_prerelease]
     for channel, wanted in ((Channel.TEST, pre), (Channel.NIGHTLY, nightly)):
@@ -94,7 +104,7 @@ def look(
             warnings += complaints
     judged = against(matrix, sorted(found, key=lambda one: one.version, reverse=True))
     shown = [one for one in judged if everything or one.state is not State.OLDER]
-    return with_facts(shown, settings), warnings
+    return of_build(with_facts(shown, settings), build), warnings
 
 
 def add_release(
@@ -108,10 +118,13 @@ def add_release(
     dry_run: bool,
     **_: Any,
 ) -> None:
+    if version.local and build not in ("", version.local):
+        raise click.UsageError(f"--add {version} and --build {build} name two builds")
+    version, build = Version(version.public), build or version.local or ""
     started, settings = time.monotonic(), index_settings()
     channels = channels_of(version, pre=pre, nightly=nightly)
     release = find_release(version, settings, channels, pytorch_index=pytorch_index, build=build)
-    addition = prepare_addition(path, release, settings, pytorch_index=pytorch_index)
+    addition = prepare_addition(path, release, settings, pytorch_index=pytorch_index, build=build)
     if not dry_run:
         write_addition(addition)
     click.echo(addition.edited.stanza, nl=False)
@@ -147,13 +160,14 @@ def as_text(path: Path, releases: list[TorchRelease]) -> str:
         [
             str(one.version) + ("" if one.channel is Channel.RELEASE else f" ({one.channel.value})"),
             one.state.value + (", yanked" if one.is_yanked and one.state is State.KNOWN else ""),
-            one.facts.build if one.facts else f"? {one.unreadable}",
+            one.facts.build if one.facts else "?",
             ", ".join(one.pythons),
-            ", ".join(one.environments) or (one.why_yanked if one.is_yanked else ""),
+            ", ".join(one.environments) or (one_line(one.why_yanked) if one.is_yanked else ""),
         ]
         for one in releases
     ]
     table = tabulate(rows, headers=["torch", "", "default wheel", "python", f"in {path}"], disable_numparse=True)
+    unread = [f"? torch {one.version}: {one_line(one.unreadable)}" for one in releases if one.unreadable]
     new = [str(one.version) for one in releases if one.state is State.NEW]
     end = f"new: {', '.join(new)}; `toto-compat releases --add {new[-1]}` adds one" if new else "nothing new"
-    return f"{table}\n\n{end}"
+    return "\n".join([table, "", *unread, end])

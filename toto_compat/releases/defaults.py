@@ -27,7 +27,7 @@ def defaults_for(release: str) -> Mapping[str, Any] | None:
         pass
     try:
         return read_defaults(release, index_settings())
-    except (TotoCompatError, OSError, ValueError):
+    except (TotoCompatError, OSError, ValueError, SyntaxError, RecursionError):  # of sources that nobody can read
         return None
 
 

@@ -60,8 +60,8 @@ class TorchRelease:
 
 
 def releases_of(wheels: Iterable[WheelFile], channel: Channel = Channel.RELEASE, build: str = "") -> list[TorchRelease]:
-    """Group wheels by release, newest first. The default wheel has no local part; of builds that do, `build` is meant,
-    else the newest CUDA."""
+    """Group wheels by release, newest first. The default wheel has no local part, and what build it is stands in its
+    metadata; of builds that have one, `build` is meant, else the newest CUDA."""
     by_version: dict[Version, list[WheelFile]] = {}
     for wheel in wheels:
         by_version.setdefault(Version(wheel.version.public), []).append(wheel)
@@ -69,13 +69,15 @@ def releases_of(wheels: Iterable[WheelFile], channel: Channel = Channel.RELEASE,
     for version, own in by_version.items():
         wanted = _default_wheels(own, build)
         if wanted:
-            releases.append(TorchRelease(version, tuple(wanted), channel))
+            # of a release that is withdrawn in part, what is left
+            left = [wheel for wheel in wanted if wheel.yanked is None]
+            releases.append(TorchRelease(version, tuple(left or wanted), channel))
     return sorted(releases, key=lambda one: one.version, reverse=True)
 
 
 def _default_wheels(wheels: Sequence[WheelFile], build: str) -> list[WheelFile]:
     builds = {wheel.version.local or "" for wheel in wheels}
-    if build:
+    if build and (build in builds or "" not in builds):
         chosen = build if build in builds else None
     elif "" in builds:
         chosen = ""
@@ -101,6 +103,11 @@ def listed(
     if not wheels:
         raise EnvironmentBuildError("your package index has no torch for Linux on x86_64", hint=HINT)
     return releases_of(wheels, build=build), warnings
+
+
+def of_build(releases: Iterable[TorchRelease], build: str) -> list[TorchRelease]:
+    """Leave out what is another build by its metadata; what cannot be read stays, and is told as that."""
+    return [one for one in releases if not build or one.facts is None or one.facts.build == build]
 
 
 def against(matrix: Matrix, releases: Iterable[TorchRelease]) -> list[TorchRelease]:
@@ -148,11 +155,11 @@ def _with_facts(release: TorchRelease, settings: IndexSettings) -> TorchRelease:
 
 
 def wheel_for(release: TorchRelease, python: str | None) -> WheelFile:
-    """The wheel of a release for a Python; without one any, the same each time. A withdrawn one is the last choice."""
+    """The wheel of a release for a Python; without one any, the same each time."""
     fitting = [one for one in release.wheels if python is None or not one.pythons or python in one.pythons]
     if not fitting:
         raise EnvironmentBuildError(
             f"torch {release.version} has no wheel for Python {python}",
             hint=f"it has some for {', '.join(release.pythons) or 'no CPython'}",
         )
-    return min(fitting, key=lambda one: (one.yanked is not None, one.file))
+    return min(fitting, key=lambda one: one.file)

@@ -14,6 +14,9 @@ from toto_compat.evidence.store import StoredCell, list_runs, load_run, read_cel
 from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.judge import JudgedGate, Status, judge
 
+# What of an environment changes what is measured; the rest is for containers and GPUs.
+MEASURED_BY = ("torch", "build", "python", "toto_ts", "xformers", "pins")
+
 
 @dataclass(frozen=True)
 class Criterion:
@@ -71,8 +74,8 @@ def _state(cell: StoredCell, judged: JudgedGate | None, criterion: Criterion) ->
 def stored_observations(
     wanted: Mapping[CellName, CellRequest], criterion: Criterion, *, results: Path, store: Path
 ) -> Iterator[Observation]:
-    """Look at what earlier runs left: in the results folder, the newest first, then in the store of finished cells."""
-    for name in reversed(list_runs(results)):
+    """Look at what earlier runs left: in the results folder, then in the store of finished cells."""
+    for name in list_runs(results):
         try:
             cells = load_run(results / name).cells
         except StorageError:
@@ -110,7 +113,7 @@ def is_the_same_question(cell: StoredCell, request: CellRequest, gate: Gate) -> 
         and then.workload == request.workload
         and then.settings == request.settings
         and then.speaks_of is request.speaks_of
-        and then.environment.toto_ts == request.environment.toto_ts
+        and all(getattr(then.environment, one) == getattr(request.environment, one) for one in MEASURED_BY)
         and then.cache.source == request.cache.source == "builtin"
         and not then.lower_only
     )

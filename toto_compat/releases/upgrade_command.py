@@ -34,10 +34,16 @@ from toto_compat.verdict.judged_run import judge_run
 
 
 @click.command("release-check")
-@click.argument("version", type=ReleaseNumber(), required=False)
+@click.argument("version", type=ReleaseNumber(with_build=True), required=False)
 @click.option("--rows", multiple=True, metavar="CACHE/MODE", help="Rows to run.  [default: every cache, mode default]")
 @click.option("--profile", default="quick", show_default=True, help="The reference was run with quick.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="auto: cuda where a GPU answers.",
+)
 @click.option(
     "--reference", metavar="RUN", help="A run to compare with.  [default: the newest release of the references]"
 )
@@ -46,8 +52,16 @@ from toto_compat.verdict.judged_run import judge_run
 @click.option("--all-defaults", is_flag=True, help="Show every default of torch's that moved.")
 @click.option("--pre", is_flag=True, help="Take release candidates too, from PyTorch's own test index.")
 @click.option("--nightly", is_flag=True, help="Take nightly builds, from PyTorch's own index.")
-@click.option("--pytorch-index", default=PYTORCH_INDEX, show_default=True, metavar="URL")
-@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option(
+    "--pytorch-index",
+    default=PYTORCH_INDEX,
+    show_default=True,
+    metavar="URL",
+    help="PyTorch's own index, for pre-releases and nightlies.",
+)
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
+)
 @matrix_option
 def release_check_command(version: Version | None, matrix_file: Path | None, **asked: Any) -> None:
     """Try torch VERSION, by default the newest that matrix.yaml lacks, and say whether to upgrade to it.
@@ -69,16 +83,19 @@ def release_check_command(version: Version | None, matrix_file: Path | None, **a
 
 
 def newest_new_release(path: Path, asked: dict[str, Any]) -> Version | None:
-    found, _ = look(path, build="", everything=False, **asked)
+    found, warnings = look(path, build="", everything=False, **asked)
+    for warning in warnings:
+        say(f"warning: {warning}")
     return next((one.version for one in found if one.state is State.NEW), None)
 
 
-def check_release(path: Path, version: Version, asked: dict[str, Any]) -> Upgrade:
+def check_release(path: Path, named: Version, asked: dict[str, Any]) -> Upgrade:
     """Run the release's rows and compare them; everything that is printed comes from what is stored afterwards."""
+    version = Version(named.public)
     named_profile(load_matrix(path), asked["profile"])
     device = choose_device(asked["device"])
     before = reference_cells(asked["results"], asked["reference"], version, device)
-    matrix, name, notes = matrix_with(path, version, device, asked)
+    matrix, name, notes = matrix_with(path, named, device, asked)
     cells = rows_to_run(matrix, name, asked["rows"], asked["profile"])
     runtime = open_runtime("venv", limits=matrix.limits, device=device)
     run_name = f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-release-check-{version}"
@@ -99,18 +116,23 @@ def check_release(path: Path, version: Version, asked: dict[str, Any]) -> Upgrad
     return upgrade
 
 
-def matrix_with(path: Path, version: Version, device: Device, asked: dict[str, Any]) -> tuple[Matrix, str, list[str]]:
+def matrix_with(path: Path, named: Version, device: Device, asked: dict[str, Any]) -> tuple[Matrix, str, list[str]]:
     """The matrix with the release in it, the name of its environment, and what to say about that."""
-    matrix = load_matrix(path)
-    known = [name for name, environment in matrix.environments.items() if Version(environment.torch) == version]
+    matrix, version, build = load_matrix(path), Version(named.public), named.local or ""
+    known = [
+        name
+        for name, environment in matrix.environments.items()
+        if Version(environment.torch) == version and build in ("", environment.build)
+    ]
     if known:
         # a CPU build does for a CPU, and is a tenth of the size
         name = min(known, key=lambda one: (matrix.environments[one].device is not device, len(one)))
         return matrix, name, [f"{name} is in {path}"]
     settings = index_settings()
     channels = channels_of(version, pre=asked["pre"], nightly=asked["nightly"])
-    release = find_release(version, settings, channels, pytorch_index=asked["pytorch_index"])
-    addition = prepare_addition(path, release, settings, pytorch_index=asked["pytorch_index"])
+    place = asked["pytorch_index"]
+    release = find_release(version, settings, channels, pytorch_index=place, build=build)
+    addition = prepare_addition(path, release, settings, pytorch_index=place, build=build)
     if asked["keep"]:
         write_addition(addition)
         return addition.edited.matrix, addition.name, [f"{addition.name} was added to {path}"]
