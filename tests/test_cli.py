@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from toto_compat.cli import COMMANDS, cli, main
+from toto_compat.cli import COMMANDS, SECTIONS, cli, main
 from toto_compat.errors import ExitCode, TotoCompatError
 
 
@@ -25,11 +26,44 @@ def test_every_listed_command_exists_and_explains_itself(name: str) -> None:
     assert command.help
 
 
+def commands_below(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        for below, subcommand in command.commands.items():
+            yield from commands_below(subcommand, f"{name} {below}")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_explained(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    silent = [
+        f"{path} {option.opts[-1]}"
+        for path, one in commands_below(command, name)
+        for option in one.params
+        if isinstance(option, click.Option) and not option.help
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("name", ["toggle", "images"])
+def test_the_list_of_subcommands_is_not_cut_off(name: str) -> None:
+    shown = run_command(name, "--help")
+    assert shown.returncode == ExitCode.OK
+    assert "..." not in shown.stdout.partition("Commands:")[2]
+
+
+def test_every_command_stands_in_one_section_of_the_help() -> None:
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(COMMANDS)
+
+
 def test_help_lists_every_command() -> None:
     shown = run_command("--help")
     assert shown.returncode == ExitCode.OK
-    missing = [name for name in COMMANDS if name not in shown.stdout]
-    assert missing == []
+    described = {line.split()[0] for line in shown.stdout.splitlines() if line.startswith("  ") and line.strip()}
+    assert set(COMMANDS) <= described
+    assert all(f"{heading}:" in shown.stdout for heading in SECTIONS)
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

@@ -69,7 +69,7 @@ def the_tools_of_production_run(slim: Path, folder: Path) -> None:
         (("toggle", "status"), "TOTO_DISABLE_COMPILE=1"),
         (("analyze", "service.log"), "recompile"),
         (("lint-env",), "In force"),
-        (("--help",), "Commands"),
+        (("--help",), "Can torch.compile be switched back on"),
     ):
         shown = run(slim, "toto-compat", *words, folder=folder)
         assert shown.returncode == 0, (words, shown.stderr)

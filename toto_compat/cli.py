@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "toto_compat.workflow:matrix_command",
         "Run the cells of the matrix and say what can be compiled.",
     ),
-    "status": ("toto_compat.detached:status_command", "How far a run on Slurm is; --wait waits for its end."),
+    "status": ("toto_compat.detached:status_command", "Say how far a run on Slurm is; --wait waits for its end."),
     "cancel": ("toto_compat.detached:cancel_command", "Cancel the jobs of a run on Slurm."),
     "report": (
         "toto_compat.report.command:report_command",
@@ -34,24 +34,27 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "analyze": ("toto_compat.production.analyze:analyze_command", "Read production logs for compiler events."),
     "toggle": ("toto_compat.production.toggle:toggle_command", "Switch compile on or off for the service."),
     "lint-env": ("toto_compat.production.lint_env:lint_env_command", "Find variables that do not do what they say."),
-    "compare": ("toto_compat.production.compare:compare_command", "Eager against compiled on your own series."),
-    "releases": ("toto_compat.releases.command:releases_command", "Torch releases against matrix.yaml; add one."),
+    "compare": ("toto_compat.production.compare:compare_command", "Compare eager and compiled on your own series."),
+    "releases": ("toto_compat.releases.command:releases_command", "List torch releases against matrix.yaml; add one."),
     "schema": ("toto_compat.repro.schema:schema_command", "Print the JSON Schema of matrix.yaml, or of an incident."),
     "warm": ("toto_compat.production.warm:warm_command", "Compile what a service will need before it starts."),
-    "doctor": ("toto_compat.runtimes.doctor:doctor_command", "What this machine can run, and how to get the rest."),
-    "images": ("toto_compat.environments.images_command:images_command", "Container images: list, build, prune."),
+    "doctor": ("toto_compat.runtimes.doctor:doctor_command", "Say what this machine can run, and how to get the rest."),
+    "images": ("toto_compat.environments.images_command:images_command", "List, build or remove container images."),
     "fetch": (
         "toto_compat.environments.wheelhouse:fetch_command",
         "Get the wheels of environments for a build without network.",
     ),
     "lock": ("toto_compat.environments.locks:lock_command", "Pin every package of environments with its hash."),
-    "sbom": ("toto_compat.environments.sbom:sbom_command", "What an environment consists of, as CycloneDX JSON."),
-    "shell": ("toto_compat.runtimes.shell:shell_command", "An interactive shell in an environment, as a cell sees it."),
+    "sbom": ("toto_compat.environments.sbom:sbom_command", "Print what an environment consists of, as CycloneDX JSON."),
+    "shell": ("toto_compat.runtimes.shell:shell_command", "Open a shell in an environment, as a cell sees it."),
     "repro": (
         "toto_compat.repro.command:repro_command",
         "Run a production incident again: reproduced, or what differed.",
     ),
-    "claims": ("toto_compat.repro.claims:claims_command", "Hold the user's documents against stored evidence."),
+    "claims": (
+        "toto_compat.repro.claims:claims_command",
+        "Hold earlier documents against stored evidence.",
+    ),
     "bench": ("toto_compat.bench.command:bench_command", "Measure fixed_size against the other caches."),
     "false-alarms": (
         "toto_compat.false_alarms:false_alarms_command",
@@ -73,6 +76,17 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "prune": ("toto_compat.runtimes.prune:prune_command", "Remove virtualenvs that no environment needs any more."),
 }
 
+# How `--help` groups them: heading -> commands.
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "The question": ("matrix", "report", "diff", "doctor", "gpu-acceptance"),
+    "In production": ("toggle", "warm", "analyze", "lint-env", "compare"),
+    "Incidents": ("repro", "claims"),
+    "PyTorch releases": ("releases", "release-check", "bisect"),
+    "Pinned environments": ("images", "fetch", "lock", "sbom", "shell", "prune"),
+    "Clusters and many machines": ("status", "cancel", "merge", "jobs", "issues"),
+    "About this project itself": ("reference", "bench", "false-alarms", "schema"),
+}
+
 
 class LazyGroup(click.Group):
     """Imports a subcommand when it is called: `analyze` on a log must not wait for the Docker SDK."""
@@ -89,14 +103,18 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+        for heading, names in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="toto-compat")
 def cli() -> None:
-    """Can torch.compile be switched back on for Toto? For which PyTorch, which KV cache, which mode?"""
+    """Can torch.compile be switched back on for Toto? For which PyTorch, which KV cache, which mode?
+
+    `toto-compat matrix` finds out. `toto-compat COMMAND --help` explains a command.
+    """
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:

@@ -84,7 +84,9 @@ def _state(task: Submission, jobs: dict[str, QueuedJob]) -> str:
     return f"job {job} is {queued.state.lower()} on {queued.node}{tries}"
 
 
-_RESULTS = click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+_RESULTS = click.option(
+    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
+)
 
 
 @click.command("status")

@@ -24,7 +24,7 @@ from toto_compat.evidence.files import write_atomically
 from toto_compat.evidence.store import load_run
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.gates import Gate
-from toto_compat.matrix.load import find_matrix_file, load_matrix
+from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.report.table import plain_markdown
 from toto_compat.runtimes.progress import as_text, say
 from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status, one_line
@@ -54,7 +54,7 @@ NOT_ASKED_OF_EAGER: Mapping[Gate, dict[str, float]] = {Gate.COMPILE_ACTIVE: {"mi
 
 @dataclass
 class Tally:
-    """What one gate said over all runs of one candidate."""
+    """Counts what one gate said over all runs of one candidate."""
 
     runs: int = 0
     alarms: int = 0
@@ -73,7 +73,7 @@ class Tally:
 
 
 def ratio_to_its_limit(judged: JudgedGate) -> float | None:
-    """How near to its limit a figure is: above 1 is past it. None where one of the two is 0 or missing."""
+    """Say how near to its limit a figure is: above 1 is past it. None where one of the two is 0 or missing."""
     value, limit = judged.value, judged.limit
     if value is None or not math.isfinite(value):
         return None
@@ -85,12 +85,12 @@ def ratio_to_its_limit(judged: JudgedGate) -> float | None:
 
 
 def seeds_of(runs: int) -> range:
-    """The seeds of so many runs: those of fewer are among them."""
+    """Return the seeds of so many runs; those of fewer runs are among them."""
     return range(FIRST_SEED, FIRST_SEED + runs)
 
 
 def seeded_workloads(document: Mapping[str, Any], seeds: Iterable[int]) -> dict[str, Any]:
-    """The profile's own workload once for every seed, which its series, weights and draws are of; of several, each."""
+    """Repeat the profile's workloads for every seed, which decides about series, weights and draws."""
     if PROFILE not in document["profiles"]:
         raise SelectionError(f"the matrix file has no profile {PROFILE!r}", hint="the campaign runs on it")
     own = document["profiles"][PROFILE]["workloads"]
@@ -102,7 +102,7 @@ def seeded_workloads(document: Mapping[str, Any], seeds: Iterable[int]) -> dict[
 
 
 def matrix_of(document: Mapping[str, Any], candidate: str, seeded: Mapping[str, Any]) -> dict[str, Any]:
-    """The matrix of one candidate: eager as a cache, and a profile that takes the workload of every seed."""
+    """Make one candidate's matrix: eager as a cache, and a profile that takes the workload of every seed."""
     eager = {"source": "upstream_eager.py:UpstreamEager", "description": "upstream eager, not compiled"}
     gates = dict(document.get("gates", {}))
     if candidate == UPSTREAM_EAGER:
@@ -156,7 +156,7 @@ def asked_of(environment: str, candidate: str, workloads: Iterable[str], folder:
 
 
 def findings(judged: JudgedRun) -> list[str]:
-    """A line for every gate that failed, and for every cell that says nothing."""
+    """Write a line for every gate that failed, and for every cell that says nothing."""
     return alarms_of(judged) + [f"NOT RUN {cell}: {why}" for cell, why in not_run(judged).items()]
 
 
@@ -181,7 +181,7 @@ def not_run(judged: JudgedRun) -> dict[str, str]:
 
 
 def tallies(cells: Iterable[JudgedCell]) -> dict[tuple[str, Gate], Tally]:
-    """What each gate that applies said of each candidate; those that eager is not asked are left out."""
+    """Count what each gate that applies said of each candidate; those that eager is not asked are left out."""
     told: dict[tuple[str, Gate], Tally] = {}
     for cell in cells:
         candidate = cell.result.request.cache.name
@@ -208,7 +208,7 @@ def table(told: Mapping[tuple[str, Gate], Tally]) -> str:
 
 
 def verdict_table(runs: Mapping[str, JudgedRun]) -> str:
-    """How the cells of each candidate ended, each counted once."""
+    """Show how the cells of each candidate ended, each counted once."""
     verdicts = (Status.PASS, Status.INCONCLUSIVE, Status.FAIL)
     rows = []
     for candidate, judged in runs.items():
@@ -225,7 +225,7 @@ def as_markdown(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
 
 
 def measured_on(runs: Mapping[str, JudgedRun]) -> str:
-    """What the cells ran on and which code ran in them, by what they say themselves: some may be of an earlier day."""
+    """Say what the cells ran on and which code ran in them, by their own word: some may be of an earlier day."""
     origins = [cell.result.provenance for judged in runs.values() for cell in judged.cells]
 
     def all_of(read: Callable[[Provenance], object]) -> str:
@@ -238,7 +238,7 @@ def measured_on(runs: Mapping[str, JudgedRun]) -> str:
 
 
 def tables(runs: Mapping[str, JudgedRun]) -> str:
-    """The closing tables, with what they were measured on."""
+    """Write the closing tables, with what they were measured on."""
     told = tallies(cell for judged in runs.values() for cell in judged.cells)
     return "\n\n".join([measured_on(runs), verdict_table(runs), table(told)])
 
@@ -253,7 +253,7 @@ def publish(runs: Mapping[str, JudgedRun], folder: Path) -> None:
 
 
 def exit_code(runs: Mapping[str, JudgedRun]) -> ExitCode:
-    """An alarm comes first: it stays one, whatever a cell that could not be run would have said."""
+    """Let an alarm come first: it stays one, whatever a cell that could not be run would have said."""
     if any(alarms_of(judged) for judged in runs.values()):
         return ExitCode.FINDINGS
     return ExitCode.CELL_NOT_RUN if any(not_run(judged) for judged in runs.values()) else ExitCode.OK
@@ -261,9 +261,17 @@ def exit_code(runs: Mapping[str, JudgedRun]) -> ExitCode:
 
 @click.command("false-alarms")
 @click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Seeds to try, each a cell.")
-@click.option("--environment", default="torch-2.13.0-cpu", show_default=True)
-@click.option("--results", type=click.Path(path_type=Path), default=Path("results/false-alarms"), show_default=True)
-@click.option("--matrix", "matrix_file", type=click.Path(path_type=Path), help="Matrix file to use.")
+@click.option(
+    "--environment", metavar="NAME", default="torch-2.13.0-cpu", show_default=True, help="Environment to try it in."
+)
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    default=Path("results/false-alarms"),
+    show_default=True,
+    help="Folder of the campaign.",
+)
+@matrix_option
 def false_alarms_command(runs: int, environment: str, results: Path, matrix_file: Path | None) -> None:
     """Try what is right under many seeds: upstream eager against itself, and fixed_size. Any FAIL is an alarm.
 

@@ -1,13 +1,14 @@
 """`compare`: held-out windows, paired intervals, and a comparison of eager with eager that says so."""
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from toto_compat.contract.csv_file import CsvColumns
-from toto_compat.errors import EnvironmentBuildError, InputError
+from toto_compat.errors import EnvironmentBuildError, ExitCode, InputError
 from toto_compat.production.backtest import BacktestResult, Forecasts, Window, scored
 from toto_compat.production.compare import compare_command, interval_of_difference, metrics_of, not_active, windows_of
 
@@ -96,3 +97,59 @@ def test_a_score_that_is_not_there_is_told_before_anything_runs(tmp_path: Path) 
             [str(written(tmp_path, "A.csv")), "--context", "8", "--horizon", "8", "--score", "gone.py:f"],
             catch_exceptions=False,
         )
+
+
+SHORT = ("--context", "8", "--horizon", "8")
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "hint"),
+    [
+        (("--score", "mine"), "--score 'mine': no name of code", "path/to/file.py:function"),
+        (("--score", "gone.py"), "--score 'gone.py': no name of code", "path/to/file.py:function"),
+        (("--score", ":f"), "--score ':f': no name of code", "path/to/file.py:function"),
+        (("--cache", "fixed-size"), "--cache 'fixed-size'", "did you mean fixed_size?"),
+        (("--cache", "gone.py:Mine"), "--cache gone.py:Mine: no file", "path/to/file.py:Class"),
+        (("--samples", "10"), "--samples 10 is no multiple of --samples-per-batch 16", "whole batches"),
+        (("--checkpoint", ""), "no checkpoint is named", "accepted"),
+    ],
+)
+def test_what_the_other_process_would_stumble_over_is_told_before_it_is_started(
+    tmp_path: Path, words: tuple[str, ...], told: str, hint: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        CliRunner().invoke(compare_command, [str(written(tmp_path, "A.csv")), *SHORT, *words], catch_exceptions=False)
+    assert told in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_device_that_torch_does_not_know_is_a_usage_error(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(compare_command, [str(written(tmp_path, "A.csv")), "--device", "gpu"])
+    assert refused.exit_code == ExitCode.USAGE
+    assert "'gpu' is none of cpu, cuda and cuda:N" in refused.output
+
+
+def test_a_series_that_is_given_twice_is_not_counted_twice(tmp_path: Path) -> None:
+    path = str(written(tmp_path, "A.csv"))
+    with pytest.raises(InputError, match="A is given twice"):
+        CliRunner().invoke(compare_command, [path, str(tmp_path), *SHORT], catch_exceptions=False)
+
+
+def test_a_window_with_nothing_to_forecast_from_is_told() -> None:
+    empty = CsvColumns(tuple(range(30)), 1, ((None,) * 20 + (1.0,) * 10,))
+    with pytest.raises(InputError, match="nothing was measured in the 20 points before point 21"):
+        windows_of("AAPL", empty, context=20, horizon=10, count=1)
+
+
+def test_an_interpreter_is_found_from_where_the_command_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has a working directory of its own, in which a relative path leads elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine").symlink_to(sys.executable)
+    said = "ModuleNotFoundError: No module named 'torch'"
+    with pytest.raises(EnvironmentBuildError, match=said):
+        CliRunner().invoke(
+            compare_command, [str(written(tmp_path, "A.csv")), *SHORT, "--python", "./mine"], catch_exceptions=False
+        )
+    for nothing in ("", "./gone"):
+        with pytest.raises(EnvironmentBuildError, match="no program that can be run"):
+            CliRunner().invoke(compare_command, ["A.csv", *SHORT, "--python", nothing], catch_exceptions=False)

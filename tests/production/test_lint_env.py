@@ -110,3 +110,22 @@ def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         run(str(tmp_path / "gone"))
     with pytest.raises(InputError, match="is no version"):
         run("--torch", "newest")
+
+
+def test_a_binary_file_is_not_told_to_be_in_order(tmp_path: Path) -> None:
+    (tmp_path / "core").write_bytes(b"\x7fELF\0\0TOTO_COMPILE=1\n")
+    with pytest.raises(InputError, match="this is no env file") as caught:
+        CliRunner().invoke(lint_env_command, [str(tmp_path / "core")], catch_exceptions=False)
+    assert "NAME=value" in caught.value.hint
+
+
+def test_an_empty_release_is_not_the_newest() -> None:
+    with pytest.raises(InputError, match="'' is no version"):
+        CliRunner().invoke(lint_env_command, ["--torch", ""], catch_exceptions=False)
+
+
+def test_a_terminal_obeys_nothing_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    path.write_text('export TORCH_LOGS="\x1b[31m\x07x"\n', encoding="utf-8")
+    shown = CliRunner().invoke(lint_env_command, [str(path)], color=True).output
+    assert "TORCH_LOGS=x is read" in shown

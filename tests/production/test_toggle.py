@@ -144,3 +144,10 @@ def test_disable_works_with_everything_else_broken(tmp_path: Path) -> None:
 
 def test_toggle_is_a_command_of_the_program() -> None:
     assert "Switch compile off" in CliRunner().invoke(cli, ["toggle", "--help"]).output
+
+
+def test_a_terminal_obeys_nothing_of_the_file() -> None:
+    Path(".env.compile").write_text('export TOTO_COMPILE_MODE="\x1b[31m\x07x"\n', encoding="utf-8")
+    shown = CliRunner().invoke(toggle_command, ["status"], color=True).output
+    assert "TOTO_COMPILE_MODE=x" in shown
+    assert not {"\x1b", "\x07"} & set(shown)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from toto_compat.errors import EnvironmentBuildError, InputError
+from toto_compat.errors import EnvironmentBuildError, ExitCode, InputError
 from toto_compat.production.warm import call_of, refuse_without_torch, warm_command
 from toto_compat.production.warming import WarmRequest
 
@@ -36,3 +36,28 @@ def test_the_call_to_copy_announces_what_was_compiled() -> None:
         "cache_dir='/var/lib/bot/compiled')"
     )
     assert ", draws='toto-ts', " in call_of(asked.model_copy(update={"draws": "toto-ts"}))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--device", "gpu"), "'gpu' is none of cpu, cuda and cuda:N"),
+        (("--device", "cuda:x"), "'cuda:x' is none of"),
+        (("--cache-dir", ""), "it is empty"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_told_before_torch_is_asked_for(words: tuple[str, ...], told: str) -> None:
+    refused = CliRunner().invoke(warm_command, ["--cache-dir", "kept", *words])
+    assert refused.exit_code == ExitCode.USAGE
+    assert told in refused.output
+
+
+def test_a_checkpoint_that_is_an_empty_word_is_not_the_seeded_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no checkpoint is named"):
+        CliRunner().invoke(warm_command, ["--cache-dir", str(tmp_path), "--checkpoint", ""], catch_exceptions=False)
+
+
+def test_a_file_is_no_cache_dir(tmp_path: Path) -> None:
+    (tmp_path / "kept").touch()
+    with pytest.raises(InputError, match="kept: a file, and no folder"):
+        CliRunner().invoke(warm_command, ["--cache-dir", str(tmp_path / "kept")], catch_exceptions=False)

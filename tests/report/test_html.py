@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 from tests.report.hostile import HOSTILE, hostile_cell
 from tests.verdict.sample_cells import good_result, production_incident, with_figures, with_suite
 from tests.verdict.stored_runs import store_run
+from toto_compat.contract.caches import CACHES
 from toto_compat.contract.events import Event, EventKind, Severity
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import CellResult
@@ -80,6 +82,27 @@ def details_of(page: str) -> dict[str, Any]:
 
 def test_embedded_data_reads_back_as_it_was(tmp_path: Path) -> None:
     assert any(event["reason"] == HOSTILE for event in details_of(page_of(tmp_path, hostile_cell()))["events"])
+
+
+def test_the_page_explains_its_verdicts_caches_and_gates(tmp_path: Path) -> None:
+    page = page_of(tmp_path, production_incident(), good_result())
+    words = unescape(page[page.index('id="words"') :].partition("</details>")[0])
+    assert CACHES["list_index"].description in words
+    assert CACHES["fixed_size"].description in words
+    assert CACHES["upstream"].description not in words  # no row of it is shown
+    assert Gate.RECOMPILE_LIMIT.rule.meaning in words
+    assert "INCONCLUSIVE" in words
+
+
+def test_a_cache_of_the_users_own_is_not_explained_as_a_built_in_one(tmp_path: Path) -> None:
+    result = good_result()
+    cache = result.request.cache.model_copy(update={"source": "mine.py:Mine"})
+    own = result.model_copy(update={"request": result.request.model_copy(update={"cache": cache})})
+    assert CACHES["fixed_size"].description not in page_of(tmp_path, own)
+
+
+def test_the_lines_to_copy_say_what_they_do(tmp_path: Path) -> None:
+    assert "Set in production: compile stays off" in page_of(tmp_path, production_incident())
 
 
 def test_the_same_evidence_gives_the_same_page(tmp_path: Path) -> None:

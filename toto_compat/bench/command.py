@@ -163,7 +163,7 @@ def figure_table(figures: Sequence[BenchFigure]) -> str:
 
 
 def tiny_figures(bench: Bench, result: ContestResult) -> list[BenchFigure]:
-    """Ratios of the small model, and what needs processes of its own: cold and warm starts, memory."""
+    """Measure ratios of the small model, and in processes of their own cold and warm starts and memory."""
     fixed = result.timings["fixed_size compiled"]
     kernels = result.kernels_ms["fixed_size compiled"]
 
@@ -242,7 +242,7 @@ def guard_figure(bench: Bench) -> BenchFigure:
 
 
 def production_figures(bench: Bench, name: str, result: ContestResult) -> list[BenchFigure]:
-    """Ratios of production's forecast: by the cache alone, with compile, with toto-ts's own random stream."""
+    """Measure production's forecast: by the cache alone, with compile, with toto-ts's own random stream."""
     upstream, fixed = result.timings["upstream eager"], result.timings["fixed_size compiled"]
     what = "horizon 8 behind 512 points of `base`, through forecast(), two threads"
     goal = {"production.samples256": ">= 80", "production.samples3072": ">= 800"}[name]
@@ -271,7 +271,7 @@ def production_figures(bench: Bench, name: str, result: ContestResult) -> list[B
 
 
 def production_cold_start(bench: Bench) -> BenchFigure:
-    """First forecasts of both of production's batches, in processes of their own, from empty caches."""
+    """Time the first forecasts of both of production's batches, in own processes, from empty caches."""
     seconds: dict[str, float] = {}
     for contestant in ("upstream compiled", "fixed_size compiled"):
         alone = PRODUCTION_BUCKETS.model_copy(update={"contestants": (contestant,)})
@@ -308,7 +308,7 @@ SHAPES: Mapping[str, Asked] = {
 
 
 def shape_figures(name: str, found: Found) -> list[BenchFigure]:
-    """What was compiled after the warm-up, and how far the forecasts are from eager's by the rule of equivalence."""
+    """Say what was compiled after the warm-up, and how far forecasts are from eager's by equivalence's rule."""
     what = (
         f"{found.shapes} shapes on torch {found.torch}, {found.compilations_in_warm_up} compilations in the warm-up, "
         f"announced batches {', '.join(map(str, found.announced))}"
@@ -339,14 +339,14 @@ def all_shapes(environment: str, chosen: Sequence[str], record: Path | None) -> 
 
 
 @click.command("bench")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures to this file.")
 @click.option(
     "--environment",
     "environments",
     multiple=True,
     default=("torch-2.13.0-cpu",),
     show_default=True,
-    help="Several, one after the other, of shapes alone.",
+    help="Where to measure; several are taken with --only shapes... alone.",
 )
 @click.option(
     "--only",
@@ -355,9 +355,11 @@ def all_shapes(environment: str, chosen: Sequence[str], record: Path | None) -> 
     help="Some contests instead of all.",
 )
 @click.option(
-    "--record", type=click.Path(path_type=Path, file_okay=False), help="Write what was counted over shapes there."
+    "--record",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the counts over shapes into this folder.",
 )
-@click.option("--profile", default="quick", show_default=True, help="Of the run that matrix.harness_share is of.")
+@click.option("--profile", default="quick", show_default=True, help="Profile of the run that --only matrix times.")
 def bench_command(
     json_file: Path | None, environments: tuple[str, ...], only: tuple[str, ...], record: Path | None, profile: str
 ) -> None:

@@ -42,7 +42,7 @@ class ContestResult(StrictModel):
 
 
 def run(contest: Contest) -> ContestResult:
-    """First forecasts apart, then rounds of one forecast each in turn."""
+    """Make the first forecasts apart, then rounds of one forecast each in turn."""
     # here and not above: the host reads what a contest is without torch
     import torch
 
@@ -86,7 +86,7 @@ def _takes_part(contest: Contest, name: str, current_round: int) -> bool:
 
 
 def _bound(contest: Contest, name: str, backbone: Any) -> Callable[[], object]:
-    """The forecast of a model as the suites bind it."""
+    """Return the forecast of a model as the suites bind it."""
     # torch is where the contest runs, not where it is read
     from toto_compat.model.binding import bind
     from toto_compat.model.bound import CompileSpec
@@ -111,7 +111,7 @@ def _bound(contest: Contest, name: str, backbone: Any) -> Callable[[], object]:
 
 
 def _service(contest: Contest, name: str, backbone: Any) -> Callable[[], object]:
-    """The forecast as a service asks for it: toto-ts's forecast(), and compile_toto told what is to come."""
+    """Return the forecast as a service asks for it: toto-ts's forecast(), and compile_toto told what is to come."""
     # torch is where the contest runs, not where it is read
     from toto.data.util.dataset import MaskedTimeseries
     from toto.inference.forecaster import TotoForecaster
@@ -144,7 +144,7 @@ def _service(contest: Contest, name: str, backbone: Any) -> Callable[[], object]
 
 
 def _series(contest: Contest, backbone: Any) -> tuple[Any, int, int]:
-    """The series, and its context and horizon in patches."""
+    """Return the series, and its context and horizon in patches."""
     # torch is where the contest runs, not where it is read
     from toto_compat.model.series import make_series
 

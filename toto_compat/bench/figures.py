@@ -22,7 +22,7 @@ class BenchFigure:
 
     @property
     def spread_text(self) -> str:
-        """For the table: '4.1-4.4 (95 % interval)'."""
+        """Write the spread for the table: '4.1-4.4 (95 % interval)'."""
         return f"{self.spread[0]}-{self.spread[1]} ({self.spread_is})" if self.spread else self.spread_is
 
 
@@ -33,7 +33,7 @@ def one_run(name: str, value: float, unit: str, goal: str, method: str) -> Bench
 def compared(
     name: str, slow: Sequence[float], fast: Sequence[float], goal: str, *, method: str | None = None
 ) -> BenchFigure:
-    """The ratio of the medians of values taken in turn, with its interval or, of few values, the rounds' ratios."""
+    """Return the ratio of medians of values taken in turn, with its interval; of few values the rounds' ratios."""
     interval = ratio_of_medians(slow, fast)
     ratios = [one / other for one, other in zip(slow, fast, strict=True)]
     few = len(ratios) < FEWEST_FOR_AN_INTERVAL
@@ -51,7 +51,7 @@ def compared(
 
 
 def compared_with_few(name: str, slow: Sequence[float], fast: Sequence[float], goal: str, *, what: str) -> BenchFigure:
-    """The ratio of medians where the slow side was timed less often; each of its values over those taken around it."""
+    """Return the ratio of medians where the slow side was timed less often: each value over those around it."""
     around = [fast[len(fast) * i // len(slow) : len(fast) * (i + 1) // len(slow)] for i in range(len(slow))]
     ratios = [one / statistics.median(others) for one, others in zip(slow, around, strict=True)]
     return BenchFigure(

@@ -19,7 +19,7 @@ ROUNDS = 15
 
 
 def run() -> dict[str, list[float]]:
-    """Processor microseconds per call: the guard and switch alone, a tiny forecast compiled, one eager."""
+    """Measure processor microseconds per call: of guard and switch alone, a tiny forecast compiled, one eager."""
     # here and not above: the host imports this module's name without torch
     import torch
     from toto.data.util.dataset import MaskedTimeseries

@@ -66,7 +66,7 @@ def _installs(pid: int) -> bool:
 
 
 def _ticks_of(pid: int) -> int:
-    """Processor time of a process and of its children that have ended, which nobody else can be asked about."""
+    """Return the processor time of a process and of its children that have ended: nobody else knows theirs."""
     fields = _read(pid, "stat").rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) if len(fields) > 15 else 0
 

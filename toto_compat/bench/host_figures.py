@@ -25,7 +25,7 @@ def host_figures(folder: Path) -> list[BenchFigure]:
 
 
 def _analyze_over_grep(folder: Path) -> BenchFigure:
-    """Whole commands, start of the interpreter included, on a log of 1 GB with two events per thousand lines."""
+    """Time whole commands, start of the interpreter included, on a log of 1 GB with two events per thousand lines."""
     log = folder / "production.log"
     block = (_APPLICATION_LINE * 1000 + _COMPILER_LINES).encode()
     with log.open("wb") as stream:

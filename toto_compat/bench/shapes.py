@@ -51,12 +51,12 @@ class Found(StrictModel):
 
     @property
     def error_over_allowed(self) -> float:
-        """The rule of the equivalence gate over all shapes: twice eager's error, or what one ulp moves eager by."""
+        """Hold the worst of all shapes against twice eager's worst error, or what one ulp moves eager by."""
         return self.error / max(2 * self.eager_error, self.nudged)
 
 
 def shapes_of(asked: Asked, patch: int) -> list[tuple[int, int, int]]:
-    """Context, horizon and batch: the corners first, the largest before the others, so that they are the warm-up."""
+    """List context, horizon and batch: the corners first, the largest before the others, as the warm-up."""
     ends = (sorted(pair, reverse=True) for pair in (asked.context, asked.horizon, asked.batch))
     shapes = [(context, horizon, batch) for context, horizon, batch in itertools.product(*ends)]
     generator = random.Random(SEED)  # noqa: S311 - shapes, no secret
@@ -114,7 +114,7 @@ def run(asked: Asked) -> Found:
             fixed.generate_samples(series_of(context, horizon, 1), horizon, num_samples=batch, samples_per_batch=batch)
 
     def compared(shape: tuple[int, int, int]) -> tuple[float, float, float]:
-        """The errors of fixed_size and of eager, and how far eager is moved: rows do not depend on each other."""
+        """Return the errors of fixed_size and eager, and how far eager is moved: rows do not depend on each other."""
         context, horizon, batch = shape
         series = series_of(context, horizon, batch)
         with precision():

@@ -24,7 +24,7 @@ class FollowedLog:
         self._quiet = 0
 
     def news(self) -> Iterator[Event]:
-        """Everything that came since the last call."""
+        """Yield everything that came since the last call."""
         replaced = self._is_replaced()
         before = self._position
         yield from self._read()  # also the last words of a file that was renamed
@@ -74,7 +74,7 @@ class FollowedLog:
 
 
 def follow(paths: Sequence[Path], names: Sequence[str], wait: Callable[[], bool]) -> Iterator[tuple[int, Event]]:
-    """The events of logs as they come, with the index of the log.
+    """Yield the events of logs as they come, with the index of the log.
 
     `wait` is called when there is no more for now, and ends it by returning False.
     """

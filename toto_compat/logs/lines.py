@@ -57,12 +57,12 @@ def without_prefix(text: str) -> str:
 
 
 def joined(outer: str, inner: str) -> str:
-    """A process as two prefixes name it, one within the other."""
+    """Join what two prefixes, one within the other, name as the process."""
     return f"{outer}:{inner}" if outer and inner else outer or inner
 
 
 def process_in_prefix(prefix: str) -> str:
-    """The process that a prefix without torch's own pid names, '' if none."""
+    """Find the process that a prefix without torch's own pid names, '' if none."""
     prefix = prefix[:_LONGEST_PREFIX]
     service = _SERVICE.match(prefix)
     named = (service.group(1) or service.group(2)) if service else ""
@@ -75,13 +75,13 @@ def process_in_prefix(prefix: str) -> str:
 
 
 def place_in_prefix(prefix: str) -> str:
-    """The source line that a prefix other than torch's own names, '' if none."""
+    """Find the source line that a prefix other than torch's own names, '' if none."""
     places = _OTHER_PLACE.findall(prefix[-_LONGEST_PREFIX:])
     return f"{shorten_path(places[-1][0])}:{places[-1][1]}" if places else ""
 
 
 def read_line(raw: str, number: int) -> Iterator[LogLine]:
-    """The messages of one physical line: one, unless it is JSON or carries escaped newlines or carriage returns."""
+    """Read the messages of one physical line: one, unless it is JSON or has escaped newlines or returns."""
     if "{" not in raw and "\\n" not in raw and "\r" not in raw:
         yield _read_message(printable(raw.rstrip("\n")[:LONGEST_LINE]), number, "")
         return
@@ -124,7 +124,7 @@ def _read_message(text: str, number: int, process: str) -> LogLine:
 
 
 def _json_record(text: str) -> tuple[list[str], str, str] | None:
-    """The lines, process and time of a record, None if the text is none."""
+    """Read the lines, process and time of a JSON record; None if the text is none."""
     try:
         value, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
@@ -159,7 +159,7 @@ def _json_message(value: Mapping[str, Any]) -> str | None:
 
 
 def _of_record(value: Mapping[str, Any], key: str) -> Any:
-    """A field of the record, or of what loguru puts into one of its own."""
+    """Return a field of the record, or of what loguru puts into one of its own."""
     record = value.get("record")
     return value.get(key, record.get(key) if isinstance(record, dict) else None)
 

@@ -74,7 +74,7 @@ def _quickest_scanner() -> Scanner:
 
 
 def parse_lines(lines: Iterable[str], source: str) -> Iterator[Event]:
-    """The events in these lines, each as soon as it is complete. `source` is a file name."""
+    """Yield the events in these lines, each as soon as it is complete. `source` is a file name."""
     parser = LogParser(source)
     for number, raw in enumerate(lines, start=1):
         yield from parser.feed(raw, number)
@@ -89,7 +89,7 @@ class Readable(Protocol):
 
 
 def parse_stream(stream: Readable, source: str) -> Iterator[Event]:
-    """The same for bytes, many times as quick."""
+    """Yield the same from bytes, many times as quick."""
     parser = BlockParser(source)
     yield from parser.read(stream)
     yield from parser.close()
@@ -135,7 +135,7 @@ class BlockParser:
         return self._held + len(cleaned)
 
     def close(self) -> Iterator[Event]:
-        """The end of the log."""
+        """Yield what only the end of the log completes."""
         if self._held:
             yield from self._take_lines(self._held)
             self._held = 0
@@ -184,7 +184,7 @@ class LogParser(FailureParser):
 
     @property
     def idle(self) -> bool:
-        """Nothing is unfinished: a line that begins nothing can be skipped unseen."""
+        """Say whether nothing is unfinished: a line that begins nothing can then be skipped unseen."""
         return not self._open and not self._tracebacks and not self._expects_rest
 
     @property

@@ -43,7 +43,7 @@ class Candidate:
 
 
 def release_hint(logged_from: str, limit_name: str = "") -> ReleaseHint | None:
-    """The release that a limit warning's own source line, or failing that its wording, points at."""
+    """Name the release that a limit warning's own source line, or failing that its wording, points at."""
     releases = sorted(_releases_at(logged_from, EventKind.RECOMPILE_LIMIT), key=_likelier)
     if releases:
         place, others = logged_from.rpartition("/")[2], ", ".join(releases[1:])
@@ -60,7 +60,7 @@ def release_hint(logged_from: str, limit_name: str = "") -> ReleaseHint | None:
 
 
 def limit_warning_lines() -> dict[str, int]:
-    """The line of `convert_frame.py` that the limit warning is logged from, by release, oldest first."""
+    """Return the line of `convert_frame.py` that the limit warning is logged from, by release, oldest first."""
     table = load_log_lines()
     found = {
         release: line

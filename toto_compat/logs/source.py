@@ -19,7 +19,7 @@ _UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 @contextmanager
 def opened_log(path: str, name: str) -> Iterator[io.BufferedReader]:
-    """A log as bytes of UTF-8; '-' is standard input. Raises InputError for what is not a readable log."""
+    """Open a log as bytes of UTF-8; '-' is standard input. What is not a readable log is an InputError."""
     with explained(name), _opened(path) as stream:
         head = stream.peek(8192)[:8192]
         encoding = _UTF_16.get(head[:2])

@@ -19,7 +19,7 @@ _HALF_A_YEAR = timedelta(days=183).total_seconds()
 
 
 def time_in(text: str) -> str:
-    """The first time that a text names, '' if none."""
+    """Find the first time that a text names, '' if none."""
     found = _TIME.search(text)
     if not found:
         return ""
@@ -40,7 +40,7 @@ def time_in(text: str) -> str:
 
 
 def time_of_epoch(number: float) -> str:
-    """The time of seconds, milliseconds, microseconds or nanoseconds since 1970; '' for any other number."""
+    """Write seconds, milliseconds, microseconds or nanoseconds since 1970 as a time; '' for other numbers."""
     for unit in (1, 10**3, 10**6, 10**9):
         if 10**8 * unit <= number < 10**10 * unit:
             return datetime.fromtimestamp(number / unit, UTC).isoformat()
@@ -48,7 +48,7 @@ def time_of_epoch(number: float) -> str:
 
 
 def seconds_of(time: str, after: float | None = None) -> float | None:
-    """A time as seconds, to be compared with others of the same log; None for what is no time.
+    """Turn a time into seconds, to be compared with others of the same log; None for what is no time.
 
     A time without a year is taken for the first one that does not lie half a year before `after`.
     """
@@ -72,7 +72,7 @@ def years_between(earlier: float, later: float) -> int:
 
 
 def in_seconds(moment: float, years: int) -> float:
-    """The seconds from a moment to the same day and hour so many years later."""
+    """Count the seconds from a moment to the same day and hour so many years later."""
     read = datetime.fromtimestamp(moment, UTC)
     day = min(read.day, 28) if read.month == 2 else read.day  # not every year has a 29 February
     return read.replace(year=max(1, read.year + years), day=day).timestamp() - moment

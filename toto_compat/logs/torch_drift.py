@@ -107,7 +107,7 @@ FIRST_PYTHON_REFUSED = {"2.5": "3.13", "2.9": "3.14", "2.14": "3.15", "2.15": "3
 
 
 def drifts() -> list[Drift]:
-    """Everything, oldest release first."""
+    """List every difference, oldest release first."""
     return sorted((*_renamed(), *_reworded(), *_BEHAVIOUR, *_ERRORS), key=lambda one: Version(one.since))
 
 
@@ -127,7 +127,7 @@ def _reworded() -> Iterator[Drift]:
 
 
 def drift_markdown() -> str:
-    """The page of the docs site."""
+    """Write the page of the docs site."""
     head = [
         "# What differs between torch releases",
         "",

@@ -24,7 +24,7 @@ class Advice(StrictModel):
 
     @property
     def releases(self) -> str:
-        """The releases that it holds for, in words."""
+        """Say in words which releases it holds for."""
         if self.since and self.until:
             return f"torch {self.since} to {self.until}"
         if self.since:
@@ -50,13 +50,13 @@ class KindGuide(StrictModel):
 
 @cache
 def guides() -> Mapping[EventKind, KindGuide]:
-    """Everything that advice.toml says, by kind."""
+    """Read everything that advice.toml says, by kind."""
     document = tomllib.loads(files("toto_compat.production").joinpath("advice.toml").read_text(encoding="utf-8"))
     return {EventKind(kind): KindGuide.model_validate(guide) for kind, guide in document.items()}
 
 
 def advice_for(kind: EventKind, normalised_reason: str, release: str = "") -> Advice:
-    """The advice for a group of events, in a log of a torch release where that is known."""
+    """Find the advice for a group of events, in a log of a torch release where that is known."""
     return next(
         advice
         for advice in guides()[kind].advice
@@ -65,7 +65,7 @@ def advice_for(kind: EventKind, normalised_reason: str, release: str = "") -> Ad
 
 
 def guide_page() -> str:
-    """How to read each kind of line, as Markdown: docs/log-lines.md."""
+    """Write how to read each kind of line, as Markdown: docs/log-lines.md."""
     parts = [
         "# How to read each kind of log line\n\n"
         "`toto-compat analyze LOG...` finds these lines under any logging prefix, groups them by function and reason, "

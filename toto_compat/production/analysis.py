@@ -44,7 +44,7 @@ class Timeline:
         self.counts = moved
 
     def between(self, begin: float, end: float, intervals: int) -> list[int]:
-        """The counts in equal parts of a span of time, for a small plot."""
+        """Count the events in equal parts of a span of time, for a small plot."""
         parts = [0] * intervals
         for interval, count in self.counts.items():
             middle = min(max((interval + 0.5) * self.width, self.first), self.last)
@@ -103,13 +103,13 @@ class Analysis:
 
     @property
     def release(self) -> str:
-        """The release that the logs are of, '' if they do not tell, or tell of several."""
+        """Name the release that the logs are of, '' if they do not tell, or tell of several."""
         exact = {hint.release for hint, _ in self.releases if hint.exact}
         return exact.pop() if len(exact) == 1 else ""
 
     @property
     def span(self) -> tuple[float, float] | None:
-        """The first and the last moment of all events, in seconds; None if no line has a time."""
+        """Return the first and the last moment of all events, in seconds; None if no line has a time."""
         lines = [group.timeline for group in self.groups if group.timeline.counts]
         if not lines:
             return None
@@ -120,7 +120,7 @@ class Analysis:
         return sum(group.events for group in self.groups if RANK[group.severity] <= RANK[severity])
 
     def position(self, where: tuple[int, int]) -> str:
-        """A position for people and editors: '<file>:<line>'."""
+        """Write a position for people and editors: '<file>:<line>'."""
         return f"{self.files[where[0]]}:{where[1]}"
 
 

@@ -23,7 +23,7 @@ _QUIET = (
 
 
 def group_facts(group: Group, analysis: Analysis, seen: Sequence[Seen]) -> dict[str, Any]:
-    """All that is known of a group, for programs."""
+    """Give all that is known of a group, for programs."""
     advice = _advice(group, analysis)
     return {
         "kind": group.kind.value,
@@ -51,7 +51,7 @@ def group_facts(group: Group, analysis: Analysis, seen: Sequence[Seen]) -> dict[
 
 
 def as_json(analysis: Analysis, seen: Sequence[Seen] = ()) -> dict[str, Any]:
-    """The analysis for programs. Positions are '<file>:<line>', `timeline` counts equal parts of `span`."""
+    """Write the analysis for programs. Positions are '<file>:<line>', `timeline` counts equal parts of `span`."""
     return {
         "schema": 2,
         "files": analysis.files,
@@ -69,7 +69,7 @@ def as_json(analysis: Analysis, seen: Sequence[Seen] = ()) -> dict[str, Any]:
 
 
 def as_text(analysis: Analysis, seen: Sequence[Seen] = ()) -> str:
-    """The analysis for people: at most 100 columns, nothing that a terminal would obey."""
+    """Write the analysis for people: at most 100 columns, nothing that a terminal would obey."""
     if not analysis.groups:
         return _wrapped(f"{_what(analysis)}: {_QUIET}")
     parts = [_wrapped(_headline(analysis)), *(_wrapped(line) for line in _releases(analysis))]
@@ -95,7 +95,7 @@ def _group_text(group: Group, analysis: Analysis, seen: Sequence[Seen]) -> str:
 
 
 def as_markdown(analysis: Analysis, seen: Sequence[Seen] = ()) -> str:
-    """The analysis for an issue or a wiki: one table, then cause and fix of each group."""
+    """Write the analysis for an issue or a wiki: one table, then cause and fix of each group."""
     if not analysis.groups:
         return f"# Compiler events\n\n{_markdown(_what(analysis))}: {_QUIET}\n"
     head = ["severity", "kind", "events", "function", "reason", "first", "last", "timeline"]
@@ -138,7 +138,7 @@ svg { display: block } details { margin: .3rem 0 }
 
 
 def as_html(analysis: Analysis, seen: Sequence[Seen] = ()) -> str:
-    """The analysis as one page that needs nothing else: no script, no link out."""
+    """Write the analysis as one page that needs nothing else: no script, no link out."""
     rows = "".join(_group_row(group, analysis, seen) for group in analysis.groups)
     table = (
         "<table><thead><tr><th>kind</th><th>events</th><th>where and why</th><th>when</th><th>cause and fix</th></tr>"
@@ -242,7 +242,7 @@ def _bars(group: Group, analysis: Analysis) -> str:
 
 
 def _span(analysis: Analysis) -> list[str] | None:
-    """The times that the timelines go from and to. Without a year in the log they are given without one."""
+    """Write the times that the timelines go from and to. Without a year in the log they have none."""
     if analysis.span is None:
         return None
     with_year = any(not group.first_time.startswith("--") for group in analysis.groups if group.first_time)
@@ -251,7 +251,7 @@ def _span(analysis: Analysis) -> list[str] | None:
 
 
 def _markdown(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape a text so that Markdown shows it as it is."""
     cleaned = printable(text if len(text) <= 600 else f"{text[:600]} [...]").replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{char}" if char in "\\`*_{}[]()#+-.!|~>$@" else char for char in cleaned)
 

@@ -57,7 +57,7 @@ def _events_in(path: str, name: str) -> Iterator[Event]:
 
 
 def followed(paths: Sequence[str], wait: Callable[[], bool]) -> Iterator[tuple[int, Event]]:
-    """The events of logs as they come, until `wait` says that it is enough or standard input ends."""
+    """Yield the events of logs as they come, until `wait` says that it is enough or standard input ends."""
     names = _names(paths)
     if list(paths) == ["-"]:
         # unbuffered: what a pipe holds now is read now
@@ -106,7 +106,9 @@ def _print_kinds(context: click.Context, _parameter: click.Parameter, asked: boo
 
 @click.command("analyze")
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path(allow_dash=True))
-@click.option("output", "--format", type=click.Choice(list(FORMATS)), default="text", help="What to print.")
+@click.option(
+    "output", "--format", type=click.Choice(list(FORMATS)), default="text", show_default=True, help="What to print."
+)
 @click.option("as_json_output", "--json", is_flag=True, help="The same as --format json.")
 @click.option(
     "--fail-on",
@@ -114,7 +116,13 @@ def _print_kinds(context: click.Context, _parameter: click.Parameter, asked: boo
     help=f"Exit with {ExitCode.FINDINGS.value} if an event of this severity or worse was found.",
 )
 @click.option("follow_logs", "--follow", is_flag=True, help="Wait for more, through rotation, and tell events at once.")
-@click.option("runs", "--run", multiple=True, help="Stored runs to look for the same in. [default: results/reference]")
+@click.option(
+    "runs",
+    "--run",
+    metavar="RUN",
+    multiple=True,
+    help="Stored runs to look for the same in.  [default: results/reference]",
+)
 @click.option(
     "--kinds", is_flag=True, is_eager=True, expose_value=False, callback=_print_kinds,
     help="Print how to read each kind of line, as Markdown.",

@@ -11,16 +11,21 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from toto_compat.contract.caches import CACHES
 from toto_compat.contract.csv_file import CsvColumns
 from toto_compat.contract.source_hash import PACKAGE
 from toto_compat.errors import EnvironmentBuildError, ExitCode, InputError
 from toto_compat.matrix.checkpoint import resolve_checkpoint
-from toto_compat.matrix.symbols import read_symbols
+from toto_compat.matrix.document import nearest_name
+from toto_compat.matrix.given_path import GivenPath
+from toto_compat.matrix.symbols import ReadSymbol, read_symbols
 from toto_compat.production.backtest import BacktestRequest, BacktestResult, Forecasts, Window
 from toto_compat.production.switch import MODES
+from toto_compat.production.torch_device import checked_device
 
 _RESAMPLES = 2000
 _SEED = 20251030
@@ -40,7 +45,15 @@ def windows_of(symbol: str, columns: CsvColumns, *, context: int, horizon: int, 
         split = len(values) - number * horizon
         truth = values[split : split + horizon]
         if all(one is None for one in truth):
-            raise InputError(f"{symbol}: nothing was measured in the {horizon} points after point {split}")
+            raise InputError(
+                f"{symbol}: nothing was measured in the {horizon} points after point {split}",
+                hint="fill in the missing values, or leave that file out",
+            )
+        if all(one is None for one in values[split - context : split]):
+            raise InputError(
+                f"{symbol}: nothing was measured in the {context} points before point {split + 1}",
+                hint="there is nothing to forecast from: fill in the missing values, or leave that file out",
+            )
         cut.append(
             Window(
                 symbol=symbol,
@@ -54,7 +67,7 @@ def windows_of(symbol: str, columns: CsvColumns, *, context: int, horizon: int, 
 
 
 def interval_of_difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """The mean difference over windows and its 95 % interval, by resampling the windows: each is its own control."""
+    """Return the mean difference and its 95 % interval, by resampling windows: each is its own control."""
     differences = [one - other for one, other in zip(ours, theirs, strict=True)]
     generator = random.Random(_SEED)  # noqa: S311 - resampling, no secret
     means = sorted(statistics.fmean(generator.choices(differences, k=len(differences))) for _ in range(_RESAMPLES))
@@ -62,7 +75,7 @@ def interval_of_difference(ours: Sequence[float], theirs: Sequence[float]) -> tu
 
 
 def metrics_of(result: BacktestResult) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
-    """What is compared, per window: compiled and eager."""
+    """Return every metric per window, of compiled and of eager; one without values is left out."""
 
     def both(name: str) -> tuple[list[float], list[float]]:
         pairs = zip(getattr(result.compiled, name), getattr(result.eager, name), strict=True)
@@ -130,7 +143,9 @@ def run_backtest(request: BacktestRequest, python: str) -> BacktestResult:
         try:
             done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise EnvironmentBuildError(f"{python}: cannot be started: {error.strerror}") from error
+            raise EnvironmentBuildError(
+                f"{python}: cannot be started: {error.strerror}", hint="name an interpreter: --python PYTHON"
+            ) from error
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["(it said nothing)"])[-1]
             hint = (
@@ -141,21 +156,39 @@ def run_backtest(request: BacktestRequest, python: str) -> BacktestResult:
 
 
 @click.command("compare")
-@click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("data", nargs=-1, required=True, type=GivenPath())
 @click.option("--column", help="The column to forecast.  [default: close, or the only one]")
 @click.option("--context", type=click.IntRange(min=1), default=512, show_default=True, help="Points the model sees.")
 @click.option("--horizon", type=click.IntRange(min=1), default=128, show_default=True, help="Held-out points.")
-@click.option("--windows", type=click.IntRange(min=1), default=8, show_default=True, help="Per series, at most.")
+@click.option("--windows", type=click.IntRange(min=1), default=8, show_default=True, help="At most, per series.")
 @click.option(
     "--checkpoint", help="Folder, or hub id with revision.  [default: seeded weights, which forecast nothing]"
 )
-@click.option("--model", type=click.Choice(["tiny", "base"]), default="base", help="Shape of the seeded weights.")
-@click.option("--cache", default="fixed_size", show_default=True)
-@click.option("--mode", type=click.Choice(MODES), default="default", show_default=True)
-@click.option("--samples", type=click.IntRange(min=0), default=0, help="Samples to take the median of; 0: the mean.")
-@click.option("--samples-per-batch", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option(
+    "--model",
+    type=click.Choice(["tiny", "base"]),
+    default="base",
+    show_default=True,
+    help="Shape of the seeded weights.",
+)
+@click.option("--cache", default="fixed_size", show_default=True, help="A built-in KV cache, or path/to/file.py:Class.")
+@click.option("--mode", type=click.Choice(MODES), default="default", show_default=True, help="The compile mode.")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Samples to take the median of; 0: the mean.",
+)
+@click.option(
+    "--samples-per-batch",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="How many of them at a time.",
+)
 @click.option("--score", default="", metavar="FILE.py:FUNCTION", help="Your own score of (forecast, truth, context).")
-@click.option("--device", default="cpu", show_default=True)
+@click.option("--device", callback=checked_device, default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option("--python", default=sys.executable, help="Interpreter with torch and toto-ts.  [default: this one]")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def compare_command(
@@ -169,25 +202,24 @@ def compare_command(
     score: str,
     python: str,
     as_json: bool,
-    **asked: object,
+    **asked: Any,
 ) -> None:
     """Forecast held-out points of your own series eager and compiled: DATA is CSV files, or folders of them.
 
     Exits with 10 where nothing was compiled, since eager was then compared with eager."""
-    read = [one for path in data for one in read_symbols(path, column, ())]
+    cache, score = _checked(asked["cache"], score, samples=asked["samples"], batch=asked["samples_per_batch"])
+    interpreter = _interpreter(python)
+    read = _read(data, column)
     cut = [
         window
         for one in read
         for window in windows_of(one.series.name, one.columns, context=context, horizon=horizon, count=windows)
     ]
-    if score:
-        file = Path(score.rpartition(":")[0]).absolute()
-        if not file.is_file():
-            raise InputError(f"--score {score}: no file {file}", hint="give path/to/file.py:function")
-        score = f"{file}:{score.rpartition(':')[2]}"
-    folder = str(resolve_checkpoint(checkpoint, relative_to=Path.cwd())) if checkpoint else None
-    request = BacktestRequest.model_validate({"windows": cut, "checkpoint": folder, "score": score, **asked})
-    result = run_backtest(request, python)
+    folder = str(resolve_checkpoint(checkpoint, relative_to=Path.cwd())) if checkpoint is not None else None
+    request = BacktestRequest.model_validate(
+        {"windows": cut, "checkpoint": folder, "score": score, **asked, "cache": cache}
+    )
+    result = run_backtest(request, interpreter)
     document = as_document(request, result)
     problem = not_active(result)
     if as_json:
@@ -197,6 +229,50 @@ def compare_command(
     if problem:
         click.echo(f"COMPILE WAS NOT ACTIVE: {problem}", err=True)
         sys.exit(ExitCode.FINDINGS)
+
+
+def _read(data: Sequence[Path], column: str | None) -> list[ReadSymbol]:
+    """Read all series; one that is given twice would be counted twice, and make the interval narrower than it is."""
+    read = [one for path in data for one in read_symbols(path, column, ())]
+    places: dict[str, str] = {}
+    for one in read:
+        name, place = one.series.name, one.series.series.path
+        if name in places:
+            raise InputError(f"{name} is given twice: {places[name]} and {place}", hint="name each series once")
+        places[name] = place
+    return read
+
+
+def _checked(cache: str, score: str, *, samples: int, batch: int) -> tuple[str, str]:
+    """Give cache and score as the other process finds them; what it would stumble over is told here."""
+    if samples % batch:
+        raise InputError(
+            f"--samples {samples} is no multiple of --samples-per-batch {batch}", hint="toto-ts draws whole batches"
+        )
+    if cache not in CACHES:
+        cache = _code("--cache", cache, f"{', '.join(CACHES)} or path/to/file.py:Class", nearest_name(cache, CACHES))
+    return cache, _code("--score", score, "path/to/file.py:function") if score else ""
+
+
+def _code(option: str, given: str, accepted: str, near: str | None = None) -> str:
+    file, colon, name = given.rpartition(":")
+    if not (file and colon and name.isidentifier()):
+        hint = f"did you mean {near}?" if near else f"accepted: {accepted}"
+        raise InputError(f"{option} {given!r}: no name of code", hint=hint)
+    path = Path(file).absolute()
+    if not path.is_file():
+        raise InputError(f"{option} {given}: no file {path}", hint=f"accepted: {accepted}")
+    return f"{path}:{name}"
+
+
+def _interpreter(python: str) -> str:
+    """Find the interpreter from here: where it is run, a path relative to this folder leads elsewhere."""
+    found = shutil.which(python) if python else None
+    if found is None:
+        raise EnvironmentBuildError(
+            f"--python {python!r}: no program that can be run", hint="name an interpreter with torch and toto-ts"
+        )
+    return str(Path(found).absolute())
 
 
 def _text(document: dict[str, object], request: BacktestRequest, *, seeded: bool) -> str:

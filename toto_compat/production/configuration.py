@@ -169,7 +169,7 @@ def _settings_rows(bound: Bound, torch: str) -> list[tuple[str, str, str]]:
 
 
 def _check_own_cache(row: JudgedRow) -> None:
-    """A cache of the user's own must be, file by file, the one that was judged."""
+    """Check that a cache of the user's own is, file by file, the one that was judged."""
     if row.cache_source == "builtin":
         return
     try:

@@ -22,6 +22,7 @@ _OPENS = re.compile(r"\s*(if|for|while|until|case|select|function)\b|.*[{(]\s*$"
 _CLOSES = re.compile(r"\s*(fi|done|esac)\b|\s*[})]")
 _CLOSED_AT_ONCE = re.compile(r"(\b(fi|done|esac)|[})])\s*;?\s*$")
 _MOST_BYTES = 1_000_000
+_HINT = "give the env file of the service: lines of NAME=value"
 _PATIENCE = 5.0  # seconds; an editor of ours needs milliseconds
 _BOM = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
@@ -43,7 +44,7 @@ class EnvFile:
     statements: tuple[Statement, ...]
 
     def assigned(self, name: str) -> Statement | None:
-        """The last assignment, which is the one that holds after sourcing."""
+        """Find the last assignment, which is the one that holds after sourcing."""
         return next((one for one in reversed(self.statements) if one.name == name), None)
 
     def is_exported(self, name: str) -> bool:
@@ -77,13 +78,13 @@ def read(path: Path) -> EnvFile:
     """Read a file whatever bytes are in it: those that are no text come back as they were."""
     try:
         if path.exists() and not path.is_file():
-            raise InputError(f"{path}: no regular file")  # a pipe would be waited for
+            raise InputError(f"{path}: no regular file", hint=_HINT)  # a pipe would be waited for
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}", hint=_HINT) from error
     if len(content) > _MOST_BYTES:
-        raise InputError(f"{path}: larger than any env file")
+        raise InputError(f"{path}: larger than any env file", hint=_HINT)
     return parse(content.decode("utf-8", "surrogateescape"))
 
 

@@ -106,7 +106,7 @@ class GuardedForecaster:
         return self.inner.eager.model
 
     def metrics_text(self) -> str:
-        """Counters and quantiles in Prometheus's text format."""
+        """Write counters and quantiles in Prometheus's text format."""
         return self.metrics.text()
 
     def forecast(self, *arguments: Any, **named: Any) -> Forecast:

@@ -13,6 +13,7 @@ import click
 from packaging.version import InvalidVersion, Version
 
 from toto_compat.contract.events import Severity
+from toto_compat.contract.log_line import printable
 from toto_compat.environments.torch_sources.variables import Table, load_table
 from toto_compat.errors import ExitCode, InputError
 from toto_compat.production import env_file
@@ -64,6 +65,8 @@ def given_by(path: Path | None, environment: Mapping[str, str]) -> Given:
     if path is None:
         return Given(dict(environment), dict.fromkeys(environment, "the environment"))
     parsed = env_file.read(path)
+    if "\0" in parsed.text:  # no shell takes it; nothing to complain about would be said of any binary file
+        raise InputError(f"{path}: this is no env file: it holds zero bytes", hint="give lines of NAME=value")
     named = {one.name: one for one in parsed if one.name}
     return Given(
         {name: one.value for name, one in named.items()},
@@ -74,7 +77,7 @@ def given_by(path: Path | None, environment: Mapping[str, str]) -> Given:
 
 
 def findings(given: Given, torch: str, table: Table) -> Iterator[Finding]:
-    """Everything there is to say, by variable."""
+    """Tell everything there is to say, by variable."""
     release = table.nearest(torch)
     for name, value in sorted(given.values.items()):
         where = given.where[name]
@@ -240,7 +243,7 @@ def _spans(releases: tuple[str, ...]) -> str:
 def lint_env_command(*, file: Path | None, torch: str | None, as_json: bool, fail_on: str | None) -> None:
     """Check the environment of this process, or an env FILE, for variables that do not do what they say."""
     table = load_table()
-    version = torch or torch_version() or table.releases[-1]
+    version = torch if torch is not None else torch_version() or table.releases[-1]
     try:
         Version(version)
     except InvalidVersion as error:
@@ -265,11 +268,11 @@ def lint_env_command(*, file: Path | None, torch: str | None, as_json: bool, fai
         click.echo(f"{file or 'the environment of this process'}, torch {version}{by}")
         for one in found:
             fix = f" -> {one.fix}" if one.fix else ""
-            click.echo(f"{one.severity.value}: {one.variable} ({one.where}): {one.problem}{fix}")
+            click.echo(printable(f"{one.severity.value}: {one.variable} ({one.where}): {one.problem}{fix}"))
         click.echo("" if found else "nothing to complain about")
         click.echo("In force:")
         for line in in_force(given, version, table):
-            click.echo(f"  {line}")
+            click.echo(printable(f"  {line}"))
     worst = (
         {Severity.ERROR.value} if fail_on == Severity.ERROR.value else {Severity.ERROR.value, Severity.WARNING.value}
     )

@@ -75,7 +75,7 @@ class Metrics:
             self._counters[key] = self._counters.get(key, 0.0) + 1.0
 
     def quantiles(self, path: str) -> dict[float, float]:
-        """The quantiles of the newest forecasts of a path, by the nearest rank."""
+        """Return the quantiles of the newest forecasts of a path, by the nearest rank."""
         with self._lock:
             held = self._latencies.get(path)
             ordered = sorted(held[0]) if held else []
@@ -84,7 +84,7 @@ class Metrics:
         return {q: ordered[min(len(ordered) - 1, int(q * len(ordered)))] for q in QUANTILES}
 
     def families(self) -> Iterator[tuple[MetricRow, list[Sample]]]:
-        """Every metric with its samples, in the order of the table; one that has none is left out."""
+        """Yield every metric with its samples, in the order of the table; one that has none is left out."""
         with self._lock:
             counters = dict(self._counters)
             totals = {path: tuple(held[1]) for path, held in self._latencies.items()}

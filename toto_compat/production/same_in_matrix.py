@@ -24,7 +24,7 @@ class Seen:
 
 
 def stored_runs(names: Sequence[str], results: Path = Path("results")) -> list[Path]:
-    """The folders of the named runs; without names those of results/reference, if there are any."""
+    """Find the folders of the named runs; without names those of results/reference, if there are any."""
     if not names:
         return sorted(path.parent for path in results.glob("reference/*/run.json"))
     folders = []
@@ -37,7 +37,7 @@ def stored_runs(names: Sequence[str], results: Path = Path("results")) -> list[P
 
 
 def seen_in(runs: Sequence[Path]) -> list[Seen]:
-    """Everything that the cells of these runs saw the compiler do. A damaged file only shows less."""
+    """Gather all that the cells of these runs saw the compiler do. A damaged file only shows less."""
     return [seen for run in runs for path in sorted(run.glob("cells/**/*.json")) for seen in _seen_in_cell(run, path)]
 
 
@@ -60,7 +60,7 @@ def _seen_in_cell(run: Path, path: Path) -> Iterator[Seen]:
 
 
 def cells_showing(kind: str, function: str, reason: str, seen: Sequence[Seen]) -> list[str]:
-    """Names of the cells that show the same, best match first: with its function, or else the same reason elsewhere."""
+    """Name the cells that show the same, best match first: with its function, else the reason elsewhere."""
     of_kind = [one for one in seen if one.kind == kind and one.reason == reason and reason]
     exact = [one for one in of_kind if one.function == function]
     return list(dict.fromkeys(f"{one.cell} ({one.run})" for one in exact or of_kind))

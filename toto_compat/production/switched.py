@@ -31,7 +31,7 @@ def forecaster(
     env_file: str | Path | None = None,
     **announced: Any,
 ) -> "SwitchedForecaster":
-    """A forecaster with toto-ts's `forecast()`: compiled as the verdict allows, toto-ts's own eager one otherwise.
+    """Make a forecaster with toto-ts's `forecast()`: compiled as the verdict allows, else toto-ts's own eager one.
 
     `model` is a Toto, its backbone or a TotoForecaster. `announced` goes to `compile_toto`: `max_context`,
     `max_horizon`, `batch_sizes` and what else it takes. `print(forecaster.configuration)` shows what is in force.

@@ -25,7 +25,7 @@ _PACKAGED = Path(__file__).parents[1] / "matrix.yaml"  # a wheel brings it along
 _DISABLE, _FORCE = "TOTO_DISABLE_COMPILE", "TOTO_COMPILE_FORCE"
 
 _FILE = click.option(
-    "--file", type=click.Path(path_type=Path), default=DEFAULT_FILE, show_default=True, help="The env file to edit."
+    "--file", type=click.Path(path_type=Path), default=DEFAULT_FILE, show_default=True, help="The service's env file."
 )
 _VERDICT = click.option(
     "--verdict",
@@ -34,7 +34,13 @@ _VERDICT = click.option(
 )
 _TORCH = click.option("--torch", metavar="VERSION", help="The service's torch, if it is not the one installed here.")
 _TOTO_TS = click.option("--toto-ts", metavar="VERSION", help="The service's toto-ts, if it is not the one here.")
-_DEVICE = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+_DEVICE = click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="The service's device; auto: a GPU if this machine has one.",
+)
 _GPU = click.option("--gpu", metavar="NAME", help="The service's GPU, if it is not this machine's.")
 
 
@@ -53,7 +59,7 @@ def disable_command(*, file: Path) -> None:
         click.echo(f"note: {file} does not export {_DISABLE}", err=True)
 
 
-@toggle_command.command("enable")
+@toggle_command.command("enable", short_help="Switch compile on, if the verdict allows it.")
 @_FILE
 @_VERDICT
 @_TORCH
@@ -100,7 +106,7 @@ def mode_command(*, mode: str, file: Path) -> None:
     click.echo(f"mode is {mode} in {file}")
 
 
-@toggle_command.command("status")
+@toggle_command.command("status", short_help="Show what is in force, and the verdict.")
 @_FILE
 @_VERDICT
 @_TORCH
@@ -111,6 +117,7 @@ def mode_command(*, mode: str, file: Path) -> None:
 def status_command(*, file: Path, as_json: bool, **where: Any) -> None:
     """Show file, environment, what they come to, the verdict and its age."""
     # here and not above: `disable` must work where these are broken
+    from toto_compat.contract.log_line import printable
     from toto_compat.production.switch import VARIABLES, read_switch
 
     environment = {name: os.environ.get(name) for name in VARIABLES}
@@ -128,15 +135,17 @@ def status_command(*, file: Path, as_json: bool, **where: Any) -> None:
         if isinstance(value, dict):
             click.echo(f"{name}:" + ("" if value else " nothing"))
             for variable, held in value.items():
-                click.echo(f"  {variable}={held}")
+                click.echo(printable(f"  {variable}={held}"))
         else:
-            click.echo(f"{name}: {value}")
+            click.echo(printable(f"{name}: {value}"))
 
 
-@toggle_command.command("test")
+@toggle_command.command("test", short_help="Try compile on the torch that is installed here.")
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
 @_DEVICE
-@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
+)
 @click.option("--run", metavar="NAME", help="Name of the run's folder in results/.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print compatibility.json (with --dry-run the plan) to stdout.")

@@ -32,7 +32,7 @@ def is_trace_folder(path: str) -> bool:
 
 
 def trace_events(folder: Path, name: str) -> Iterator[Event]:
-    """The events of every process that traced into the folder."""
+    """Yield the events of every process that traced into the folder."""
     tlparse = tlparse_program()
     for trace in sorted(folder.glob(_TRACES)):
         with tempfile.TemporaryDirectory() as scratch:
@@ -91,7 +91,7 @@ def _events_of(report: Path, source: str) -> Iterator[Event]:
 
 
 def _as_logged(record: dict[str, Any], function: str, place: str, report: Path) -> list[str]:
-    """The lines of a log that say the same as a record of the trace, so that one grammar reads both."""
+    """Write the lines of a log that say the same as a trace record, so that one grammar reads both."""
     artifact = (record.get("artifact") or {}).get("name", "")
     if artifact == "recompile_reasons":
         guards = (f"    - {guard}" for guard in _guards(_payload(record, report)))
@@ -120,7 +120,7 @@ def _payload(record: dict[str, Any], report: Path) -> str:
 
 
 def _guards(payload: str) -> list[str]:
-    """The failed guards, which tlparse writes as a JSON list, or as text if there is one."""
+    """Read the failed guards, which tlparse writes as a JSON list, or as text if there is one."""
     try:
         listed = json.loads(payload)
     except ValueError:

@@ -11,7 +11,9 @@ import click
 
 from toto_compat.errors import EnvironmentBuildError, ExitCode, InputError, StorageError
 from toto_compat.matrix.checkpoint import resolve_checkpoint
+from toto_compat.matrix.given_path import GivenPath
 from toto_compat.production.switch import MODES
+from toto_compat.production.torch_device import checked_device
 from toto_compat.production.warming import PRECISIONS, Refused, WarmRequest, WarmResult
 
 _NEEDED = {"torch": "torch", "toto": "toto-ts"}
@@ -64,12 +66,29 @@ def _told(result: WarmResult) -> str:
 
 
 @click.command("warm")
-@click.option("--cache-dir", required=True, type=click.Path(path_type=Path), help="Where it is kept: yours alone.")
+@click.option(
+    "--cache-dir",
+    required=True,
+    type=GivenPath(),
+    help="Folder to keep it in; nobody else may write to it.",
+)
 @click.option("--checkpoint", help="Folder, or hub id with revision.  [default: the shape of --model]")
-@click.option("--model", type=click.Choice(["tiny", "base"]), default="base", show_default=True, help="Shape.")
-@click.option("--mode", type=click.Choice(MODES), default="reduce-overhead", show_default=True)
-@click.option("--max-context", type=click.IntRange(min=1), default=512, show_default=True, help="Points.")
-@click.option("--max-horizon", type=click.IntRange(min=1), default=64, show_default=True, help="Points.")
+@click.option(
+    "--model",
+    type=click.Choice(["tiny", "base"]),
+    default="base",
+    show_default=True,
+    help="Shape of the model, where no checkpoint is named.",
+)
+@click.option(
+    "--mode", type=click.Choice(MODES), default="reduce-overhead", show_default=True, help="The compile mode."
+)
+@click.option(
+    "--max-context", type=click.IntRange(min=1), default=512, show_default=True, help="The longest context, in points."
+)
+@click.option(
+    "--max-horizon", type=click.IntRange(min=1), default=64, show_default=True, help="The longest horizon, in points."
+)
 @click.option(
     "--batch-size",
     "batch_sizes",
@@ -86,12 +105,20 @@ def _told(result: WarmResult) -> str:
     multiple=True,
     help="Points that the first forecast may begin with; may be repeated.  [default: --max-context]",
 )
-@click.option("--samples", type=click.IntRange(min=0), default=256, show_default=True, help="0: means alone.")
-@click.option("--variates", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--precision", type=click.Choice(PRECISIONS), default="float32", show_default=True)
-@click.option("--draws", type=click.Choice(["direct", "toto-ts"]), default="direct", show_default=True)
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
-@click.option("--threads", type=click.IntRange(min=1), help="Of the service, on a CPU.  [default: torch's own]")
+@click.option("--samples", type=click.IntRange(min=0), default=256, show_default=True, help="0: only means.")
+@click.option("--variates", type=click.IntRange(min=1), default=1, show_default=True, help="Of a series.")
+@click.option(
+    "--precision", type=click.Choice(PRECISIONS), default="float32", show_default=True, help="The service's precision."
+)
+@click.option(
+    "--draws",
+    type=click.Choice(["direct", "toto-ts"]),
+    default="direct",
+    show_default=True,
+    help="How samples are drawn; toto-ts: its random stream, seed for seed.",
+)
+@click.option("--device", callback=checked_device, default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@click.option("--threads", type=click.IntRange(min=1), help="The service's, on a CPU.  [default: torch's own]")
 @click.option("--no-check", is_flag=True, help="Leave out the second process that shows that nothing is compiled.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was counted as JSON.")
 def warm_command(*, cache_dir: Path, checkpoint: str | None, no_check: bool, as_json: bool, **asked: object) -> None:
@@ -99,12 +126,17 @@ def warm_command(*, cache_dir: Path, checkpoint: str | None, no_check: bool, as_
 
     Run it in the service's own environment. Exits with 10 where a second process still had to compile something.
     """
-    folder = str(resolve_checkpoint(checkpoint, relative_to=Path.cwd())) if checkpoint else None
+    folder = str(resolve_checkpoint(checkpoint, relative_to=Path.cwd())) if checkpoint is not None else None
     place = str(cache_dir.expanduser().absolute())
     request = WarmRequest.model_validate({"cache_dir": place, "checkpoint": folder, **asked})
     too_long = [length for length in request.contexts if length > request.max_context]
     if too_long:
-        raise InputError(f"--context {too_long[0]} is more than --max-context {request.max_context}")
+        raise InputError(
+            f"--context {too_long[0]} is more than --max-context {request.max_context}",
+            hint="announce the longest: a forecast past it would compile anew in the service",
+        )
+    if cache_dir.exists() and not cache_dir.is_dir():
+        raise InputError(f"--cache-dir {cache_dir}: a file, and no folder", hint="name a folder, there or not")
     refuse_without_torch()
     first = run_process(request)
     if first.file_bytes is None or first.not_written:

@@ -132,7 +132,8 @@ def _forecast_announced(request: WarmRequest, backbone: Any, folder: Path, conte
     )
     if getattr(forecaster, "eager_because", ""):
         raise InputError(
-            f"fixed_size does not cover {forecaster.eager_because}: nothing would be compiled", hint="see README.md"
+            f"fixed_size does not cover {forecaster.eager_because}: nothing would be compiled",
+            hint="a service would run this model eager; docs/compile-toto.md lists what is covered",
         )
     patch: int = backbone.patch_embed.stride
     series = make_series(

@@ -23,7 +23,7 @@ _BADGE = {
 
 
 def junit_xml(judged: JudgedRun) -> str:
-    """One test suite per cell, one test per gate. What was not measured is skipped with its reason, never passed."""
+    """Write one test suite per cell, one test per gate. What was not measured is skipped with its reason."""
     root = ET.Element("testsuites", name=_xml(judged.run.info.name))
     totals = {"tests": 0, "failures": 0, "skipped": 0, "errors": 0}
     for cell in judged.cells:
@@ -38,7 +38,7 @@ def junit_xml(judged: JudgedRun) -> str:
 
 
 def step_summary(judged: JudgedRun) -> str:
-    """Markdown for $GITHUB_STEP_SUMMARY: the answer first, then the table, cut where GitHub would drop all of it."""
+    """Write Markdown for $GITHUB_STEP_SUMMARY: answer, then table, cut where GitHub would drop all of it."""
     counts = ", ".join(
         f"{sum(cell.verdict is status for cell in judged.cells)} {status.value}"
         for status in (Status.PASS, Status.FAIL, Status.INCONCLUSIVE)
@@ -57,7 +57,7 @@ def step_summary(judged: JudgedRun) -> str:
 
 
 def badge(judged: JudgedRun) -> dict[str, Any]:
-    """The endpoint format of shields.io. CUDA speaks where it was tried: that is where production runs."""
+    """Write the endpoint format of shields.io. CUDA speaks where it was tried: that is where production runs."""
     devices = judged.decision.devices
     tried = [device for device in (Device.CUDA, Device.CPU) if device in devices and devices[device].contenders]
     device = tried[0] if tried else Device.CUDA

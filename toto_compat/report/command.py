@@ -46,9 +46,16 @@ _GATES = click.option(
 
 @click.command("report")
 @click.argument("run", default="latest")
-@click.option("--format", "form", type=click.Choice([*FORMATS, PAGE]), default="table", show_default=True)
 @click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="Of --format env: the device to print the lines for."
+    "--format",
+    "form",
+    type=click.Choice([*FORMATS, PAGE]),
+    default="table",
+    show_default=True,
+    help="What to write: for people, for CI, the verdict for a service, lines for its env file.",
+)
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="With --format env: the device to print the lines for."
 )
 @_GATES
 @click.option("--open", "open_page", is_flag=True, help="Write the HTML page and open it in the browser.")
@@ -130,7 +137,7 @@ def diff_command(
 
 
 def _stored_run(name: str, results: Path) -> Run:
-    """The run under the name that finds it: one that was copied or committed still carries the name it ran under."""
+    """Load the run under the name that finds it: one that was copied still carries the name it ran under."""
     stored = load_run(find_run(name, results))
     root = results.resolve()
     found_as = stored.folder.relative_to(root).as_posix() if stored.folder.is_relative_to(root) else name

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 
 def compatibility(judged: JudgedRun) -> dict[str, Any]:
-    """The machine-readable table: {"schema", "rows", "decision"}."""
+    """Make the machine-readable table: {"schema", "rows", "decision"}."""
     return {
         "schema": SCHEMA_VERSION,
         "rows": [row(cell) for cell in judged.cells],
@@ -96,7 +96,7 @@ def _device_as_json(decided: DeviceDecision) -> dict[str, Any]:
 
 
 def as_json(document: Any) -> str:
-    """Strict JSON: NaN and infinities become strings, since no other reader takes Python's bare words."""
+    """Write strict JSON: NaN and infinities become strings, since no other reader takes Python's bare words."""
     return json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from packaging.version import Version
 
+from toto_compat.contract.caches import CACHES
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import Figure
 from toto_compat.contract.suites import Suite
@@ -33,7 +34,7 @@ from toto_compat.report.record import ANSWERS, forecasts_text
 from toto_compat.verdict.decision import Answer, Contender, DeviceDecision
 from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.judged_run import JudgedRun
-from toto_compat.verdict.verdict_rows import settings_to_copy
+from toto_compat.verdict.verdict_rows import judged_rows, settings_to_copy
 
 MARKS = {Status.PASS: "✔", Status.FAIL: "✘", Status.INCONCLUSIVE: "?"}
 _ANSWER_MARKS = {
@@ -84,6 +85,7 @@ def render_page(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -> 
         judged=judged,
         info=info,
         grid=grid_of(judged.cells),
+        words=_words(judged.cells),
         decisions=[_decision_card(answer) for answer in judged.decision.devices.values()],
         counts={status: sum(cell.verdict is status for cell in judged.cells) for status in MARKS},
         marks=MARKS,
@@ -109,7 +111,7 @@ def _csp_hash(script: str) -> str:
 
 
 def _packed(document: Any) -> str:
-    """The document as the page unpacks it: JSON, compressed, in base64, where no character can end an element."""
+    """Pack the document as the page unpacks it: JSON, compressed, in base64, which cannot end an element."""
     try:
         text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     except ValueError:  # NaN and infinities are rare: only then is the document walked through
@@ -129,7 +131,7 @@ def _plain(document: Any) -> Any:
 
 
 def _shared_provenances(cells: Sequence[JudgedCell]) -> tuple[list[dict[str, Any]], list[int]]:
-    """Each distinct provenance once, and its number per cell: thousands of cells share a few package lists."""
+    """List each distinct provenance once, and its number per cell: thousands of cells share a few."""
     known: dict[str, int] = {}
     held: list[dict[str, Any]] = []
     numbers = []
@@ -165,14 +167,40 @@ def _decision_card(decided: DeviceDecision) -> dict[str, Any]:
         if enabled
         else "",
         "settings": "\n".join(settings_to_copy(decided)),
+        "effect": _effect(decided),
         "next": list(decided.next_commands[:8]),
         "more": max(0, len(decided.next_commands) - 8),
         "contenders": decided.contenders,
     }
 
 
+def _effect(decided: DeviceDecision) -> str:
+    """Say in words what the lines to copy do."""
+    rows = judged_rows(decided)
+    if not rows:
+        return "compile stays off"
+    return "the cache alone, nothing compiled" if rows[0].mode is None else "compile on"
+
+
+def _words(cells: Sequence[JudgedCell]) -> dict[str, dict[str, str]]:
+    """Explain the words of this page: its verdicts, the built-in caches of its rows, the gates that judged them."""
+    builtin = {cell.result.cell.cache for cell in cells if cell.result.request.cache.source == "builtin"}
+    judged_by = {gate for cell in cells for gate in cell.gates}
+    return {
+        "Verdicts": {
+            Status.PASS.value: "Every gate that applies was measured and held.",
+            Status.FAIL.value: "A gate was measured and did not hold; the first such gate is named.",
+            Status.INCONCLUSIVE.value: "Something was not measured, or too little of it to tell.",
+        },
+        "Caches": {name: cache.description for name, cache in CACHES.items() if name in builtin},
+        "Gates, in the order in which they decide": {
+            gate.value: gate.rule.meaning for gate in Gate if gate in judged_by
+        },
+    }
+
+
 def _trends(judged: JudgedRun) -> list[dict[str, str]]:
-    """Speedup, recompiles and compile time over the releases, per device, where there are at least two releases."""
+    """Plot speedup, recompiles and compile time over the releases, per device, where there are at least two."""
     plots = []
     for device, answer in judged.decision.devices.items():
         releases = sorted(
@@ -215,7 +243,7 @@ def _left_out(answer: DeviceDecision, series: Sequence[Series]) -> str:
 
 
 def _history_plot(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -> str:
-    """Speedup of cells of this run over the runs that had them; cells that pass come first."""
+    """Plot the speedup of this run's cells over the runs that had them; cells that pass come first."""
     lines: list[tuple[str, list[PastRow]]] = []
     for cell in sorted(judged.cells, key=lambda cell: cell.verdict is not Status.PASS):
         past = [*history.get(cell_name(cell), ()), as_past_row(cell, judged.run.info)]
@@ -238,7 +266,7 @@ def _history_plot(judged: JudgedRun, history: Mapping[str, Sequence[PastRow]]) -
 
 
 def _run_labels(runs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Runs by their date, numbered where a day had several."""
+    """Label runs by their date, numbered where a day had several."""
     labels: dict[str, str] = {}
     for date, run in runs:
         number = 1 + sum(label.partition(" ")[0] == date for label in labels.values())

@@ -74,7 +74,7 @@ class PastRow:
 
 
 def grid_of(cells: Sequence[JudgedCell]) -> Grid:
-    """Releases across (old to new, CPU apart from CUDA), caches and modes down, in the order they come."""
+    """Put releases across (old to new, CPU apart from CUDA), caches and modes down, in the order they come."""
     columns: dict[Column, None] = {}
     rows: dict[tuple[str, str, str, str], None] = {}
     placed: dict[tuple[Column, tuple[str, str, str, str]], GridCell] = {}
@@ -97,7 +97,7 @@ def grid_of(cells: Sequence[JudgedCell]) -> Grid:
 def cell_details(
     cell: JudgedCell, history: Sequence[PastRow], provenance_number: int, run: Path | None = None
 ) -> dict[str, Any]:
-    """Everything that opens with a cell. All text is raw: the page escapes it by writing it as text."""
+    """Gather what opens with a cell. All text is raw: the page escapes it by writing it as text."""
     result = cell.result
     speed = result.evidence.get(Suite.SPEED)
     timings = speed.details.get("timings", {}) if speed else {}
@@ -167,7 +167,7 @@ def _lowered(result: CellResult) -> dict[str, Any] | None:
 
 
 def provenance_facts(cell: JudgedCell) -> dict[str, Any]:
-    """Provenance without the times, so that the cells of one environment share it."""
+    """List the provenance without the times, so that the cells of one environment share it."""
     held = cell.result.provenance.model_dump(exclude={"started", "finished"})
     facts = {name: value for name, value in held.items() if value not in (None, "", 0) and not isinstance(value, dict)}
     packages = {**cell.result.provenance.packages}
@@ -176,7 +176,7 @@ def provenance_facts(cell: JudgedCell) -> dict[str, Any]:
 
 
 def grouped_events(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Events of one kind, function, source line and normalised reason as one line with a count, largest first."""
+    """Group events of one kind, function, source line and normalised reason, with a count, largest first."""
     groups: defaultdict[tuple[str, str, str, str], list[Event]] = defaultdict(list)
     for event in events:
         where = f"{event.file}:{event.line}" if event.file and event.line is not None else event.file
@@ -201,7 +201,7 @@ def grouped_events(events: Iterable[Event]) -> list[dict[str, Any]]:
 def history_of(
     results: Path, *, until: JudgedRun, note: Callable[[str], None] = lambda _: None
 ) -> dict[str, list[PastRow]]:
-    """Rows of the earlier runs in the results folder by cell name, oldest first.
+    """Find the rows of the earlier runs in the results folder by cell name, oldest first.
 
     A run that is damaged has no part in it, and `note` is told why: it must not spoil the page of another.
     """
@@ -229,7 +229,7 @@ def cell_name(cell: JudgedCell) -> str:
 
 
 def as_past_row(cell: JudgedCell, info: RunInfo) -> PastRow:
-    """The row of the run that is shown, as the newest of its history."""
+    """Turn the row of the run that is shown into the newest of its history."""
     speedup, total = cell.gates.get(Gate.SPEEDUP), cell.gates.get(Gate.RECOMPILES_TOTAL)
     return PastRow(
         info.name,
@@ -245,7 +245,7 @@ def _row_name(*parts: str) -> str:
 
 
 def trend_points(contender: Contender, suite: Suite, name: str) -> list[tuple[str, Figure]]:
-    """A measured figure of a contender along the releases; the last environment of a release stands for it."""
+    """Follow a measured figure along the releases; the last environment of a release stands for it."""
     newest: dict[str, Figure] = {}
     for cell in contender.cells:
         figure = cell.figure(suite, name)
@@ -342,13 +342,13 @@ def _suite(evidence: SuiteEvidence) -> dict[str, Any]:
 
 
 def _events_not_kept(evidence: SuiteEvidence) -> int:
-    """A cell that recompiles in every step says more than its file keeps; its suite counts all of it."""
+    """Say how many events a cell's file left out: its suite counts all, also of one that recompiles in every step."""
     seen = evidence.details.get("events_seen")
     return max(0, seen - len(evidence.events)) if isinstance(seen, int) else 0
 
 
 def _details_text(evidence: SuiteEvidence) -> str:
-    """A suite's own tables one row a line, but for those shown elsewhere; what is too long stays in the cell's file."""
+    """Write a suite's own tables, one row a line, but those shown elsewhere; what is too long stays in the file."""
     held = {name: value for name, value in evidence.details.items() if name not in ("timings", "symbols")}
     lines = [f"skipped: {evidence.skipped}"] if evidence.skipped else []
     for name, value in held.items():

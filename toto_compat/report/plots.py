@@ -50,7 +50,7 @@ class Frame:
 def trend_plot(
     series: Sequence[Series], *, order: Sequence[str], y_label: str, label: str, limit: float | None = None, prefix: str
 ) -> str:
-    """Lines over named positions (releases, runs), each with its own marker, intervals as whiskers."""
+    """Draw lines over named positions (releases, runs), each with its own marker, intervals as whiskers."""
     figure, axes = _figure(width=4.6, height=3.0)
     positions = {name: number for number, name in enumerate(order)}
     highest = max([point.high or point.y for line in series for point in line.points] + [limit or 0.0])
@@ -84,7 +84,7 @@ def trend_plot(
 
 
 def distribution_frame() -> Frame:
-    """Three rows (who was timed) over milliseconds."""
+    """Draw three rows (who was timed) over milliseconds."""
     figure, axes = _figure(width=5.2, height=2.3)
     axes.set_yticks([0, 1, 2], ["compiled", "same cache\neager", "upstream\neager"])
     axes.set_ylim(-0.6, 2.6)
@@ -95,7 +95,7 @@ def distribution_frame() -> Frame:
 
 
 def latency_frame() -> Frame:
-    """Milliseconds over the number of the forecast: a recompile shows as a spike."""
+    """Draw milliseconds over the number of the forecast: a recompile shows as a spike."""
     figure, axes = _figure(width=5.2, height=2.3)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["x0", "x1", "x2", "x3", "x4"])
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["y0", "y1", "y2", "y3", "y4"])
@@ -141,7 +141,7 @@ def _frame(figure: Any, axes: Any, *, prefix: str, label: str) -> Frame:
 
 
 def _svg(figure: Any, *, prefix: str, label: str, tight: bool) -> str:
-    """The figure as an <svg> element that can stand in a page beside others."""
+    """Write the figure as an <svg> element that can stand in a page beside others."""
     stream = io.StringIO()
     layout = {"bbox_inches": "tight", "pad_inches": 0.05} if tight else {}
     figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None}, **layout)

@@ -64,7 +64,7 @@ def missed_requirements(judged: JudgedRun, required: Sequence[CellName]) -> list
 
 
 def exit_code(judged: JudgedRun, required: Sequence[CellName], *, environment_failed: bool) -> ExitCode:
-    """A cell that could not be run comes before a requirement: without it the requirement was never tried."""
+    """Put a cell that could not be run before a requirement: without it the requirement was never tried."""
     if environment_failed:
         return ExitCode.ENVIRONMENT
     if any(cell.could_not_run for cell in judged.run.cells):

@@ -19,7 +19,7 @@ ANSWERS = {
 
 
 def decision_record(judged: JudgedRun) -> str:
-    """The record of one run, dated by the run and not by the day it is printed."""
+    """Write the record of one run, dated by the run and not by the day it is printed."""
     info = judged.run.info
     date = (info.finished or info.started)[:10]
     lines = [
@@ -44,7 +44,7 @@ def decision_record(judged: JudgedRun) -> str:
 
 
 def forecasts_text(figure: Figure | None) -> str:
-    """A break-even as people say it: '1,234 forecasts', or why there is none."""
+    """Say a break-even as people do: '1,234 forecasts', or why there is none."""
     if figure is None:
         return "not measured"
     if figure.value is None:
@@ -119,5 +119,5 @@ def _one_cell(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Reasons carry what torch said: none of it may become markup."""
+    """Escape reasons, which carry what torch said: none of it may become markup."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")

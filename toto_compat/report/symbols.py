@@ -31,7 +31,7 @@ class SymbolRow:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The row as people read it, in the order of the headings, made fit for one line."""
+        """Write the row as people read it, in the order of the headings, made fit for one line."""
         return (
             one_line(self.symbol),
             _text(self.mae_eager, "{:.6g}"),
@@ -44,14 +44,14 @@ class SymbolRow:
 
 
 def symbol_rows(cell: JudgedCell) -> tuple[SymbolRow, ...]:
-    """The rows of a cell, in the order of the command line; none where no series were given or their suite failed."""
+    """List a cell's rows as the command line has them; none without series, or where their suite failed."""
     evidence = cell.result.evidence.get(Suite.SYMBOLS)
     rows = evidence.details.get("symbols") if evidence and evidence.outcome is Outcome.MEASURED else None
     return tuple(_row(row) for row in rows if isinstance(row, Mapping)) if isinstance(rows, list) else ()
 
 
 def symbols_table(cell: JudgedCell) -> str:
-    """The rows for a terminal, indented under the name of their cell; empty without any."""
+    """Show the rows on a terminal, indented under the name of their cell; empty without any."""
     rows = symbol_rows(cell)
     if not rows:
         return ""
@@ -63,7 +63,7 @@ def symbols_table(cell: JudgedCell) -> str:
 
 
 def symbols_markdown(cell: JudgedCell) -> str:
-    """The same as a Markdown table."""
+    """Write the same as a Markdown table."""
     rows = symbol_rows(cell)
     if not rows:
         return ""
@@ -73,7 +73,7 @@ def symbols_markdown(cell: JudgedCell) -> str:
 
 
 def escaped_name(text: str) -> str:
-    """Text that a user's file name is part of, with nothing in it that Markdown or HTML would take for markup."""
+    """Escape a text with a user's file name in it, so that Markdown and HTML take nothing for markup."""
     plain = "".join(f"\\{letter}" if letter in _MARKUP else letter for letter in one_line(text))
     return plain.replace("\\&", "&amp;").replace("\\<", "&lt;").replace("\\>", "&gt;")
 
@@ -90,7 +90,7 @@ def _row(row: Mapping[str, Any]) -> SymbolRow:
 
 
 def _number(value: Any) -> float | None:
-    """A figure as it is stored; what JSON has no number for is stored as text or null."""
+    """Read a figure as it is stored; what JSON has no number for is stored as text or null."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     return float(value) if value in ("NaN", "Infinity", "-Infinity") else None

@@ -21,7 +21,7 @@ _LEGEND = "~: predicted, decides nothing. Eager is the reference, not a row."
 
 
 def terminal_table(judged: JudgedRun, *, colour: bool = False) -> str:
-    """One block per environment, then the sentence that answers the question."""
+    """Write one block per environment, then the sentence that answers the question."""
     columns = [column for column in gate_columns() if column[0].rule.column and column[0].rule.column.short]
     headings = [_heading(column, short=True) for column in columns]
     blocks = []
@@ -41,7 +41,7 @@ def terminal_table(judged: JudgedRun, *, colour: bool = False) -> str:
 
 
 def markdown_table(judged: JudgedRun) -> str:
-    """The same as one Markdown table that can be pasted into a pull request."""
+    """Write the same as one Markdown table that can be pasted into a pull request."""
     columns = gate_columns()
     headers = ["environment", "device", "cache", "mode", "workload", "verdict", "decided by", "why"]
     headers += [_heading(column) for column in columns]
@@ -76,7 +76,7 @@ def skipped_line(result: CellResult) -> str:
 
 
 def gate_columns() -> list[tuple[Gate, ...]]:
-    """The columns of the tables, from the gate table: gates with one heading share a column."""
+    """List the columns of the tables, from the gate table: gates with one heading share a column."""
     columns: dict[str, list[Gate]] = {}
     for gate in Gate:
         if gate.rule.column:
@@ -90,7 +90,7 @@ def _heading(gates: Sequence[Gate], *, short: bool = False) -> str:
 
 
 def value_text(judged: JudgedGate, pattern: str = "{:g}") -> str:
-    """A figure with its kind: '3', '~3' when predicted or reported, '?' when there is none."""
+    """Write a figure with its kind: '3', '~3' when predicted or reported, '?' when there is none."""
     if judged.value is None:
         return "?" if judged.status is not Status.NOT_APPLICABLE else "-"
     mark = "" if judged.kind is Kind.MEASURED else "~"
@@ -111,7 +111,7 @@ def _terminal_row(cell: JudgedCell, columns: Sequence[tuple[Gate, ...]], *, colo
 
 
 def _mode_and_workload(cell: JudgedCell) -> str:
-    """The mode, and under it settings and workload; precision and draws where a row is one of several workloads."""
+    """Write the mode, below it settings and workload; precision and draws where a row is one of several."""
     lines = [cell.result.cell.mode_and_settings.replace("+", "\n+")]
     if cell.result.cell.workload:
         lines += [f"@{cell.result.cell.workload}", cell.result.request.workload.precision, f"{draws_of(cell)} draws"]
@@ -135,7 +135,7 @@ def _figure(cell: JudgedCell, gate: Gate, *, predictions: bool) -> str:
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Broken after an underscore or hyphen where possible: names have no spaces to break at."""
+    """Break after an underscore or hyphen where possible: names have no spaces to break at."""
     lines = []
     while len(text) > width:
         cut = max(text.rfind("_", 0, width), text.rfind("-", 0, width)) + 1 or width
@@ -145,7 +145,7 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def plain_markdown(text: str) -> str:
-    """Text outside a table: no markup of its own."""
+    """Escape text outside a table: it has no markup of its own."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
 
 
