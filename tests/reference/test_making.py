@@ -1,6 +1,7 @@
 """The reference is made release by release: what is there is left alone, what was built is removed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,14 @@ def test_the_same_command_again_runs_only_what_is_missing(machine: Machine, tmp_
     machine.asked.clear()
     make(making(tmp_path), PLAN.releases)
     assert machine.cells == ["torch-2.9.0-cu128/list_index/default"]
+
+
+def test_only_the_runs_that_are_named_are_made(machine: Machine, tmp_path: Path) -> None:
+    runs = {**PLAN.runs, "again": PLAN.runs["cpu"]}
+    both = replace(making(tmp_path), plan=PLAN.model_copy(update={"runs": runs}), runs=("again",))
+    make(both, ["2.13.0"])
+    assert {asked.run for asked in machine.asked} == {"again-2.13.0"}
+    assert not (tmp_path / "reference" / "cpu").exists()
 
 
 def test_no_cell_is_started_once_the_budget_is_used_up(machine: Machine, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from toto_compat.errors import MatrixFileError, SelectionError
 from toto_compat.matrix.load import load_matrix
 from toto_compat.reference.plan import (
     chosen_releases,
+    chosen_runs,
     environment_of,
     lacking_environment,
     planned_rows,
@@ -108,6 +109,13 @@ def test_only_takes_releases_of_the_plan() -> None:
     assert chosen_releases(PLAN, ("2.15.0", "2.9.0")) == ("2.9.0", "2.15.0")
     with pytest.raises(SelectionError, match=r"it has 2\.3\.1"):
         chosen_releases(PLAN, ("2.12.0",))
+
+
+def test_run_takes_runs_of_the_plan_and_names_those_it_has() -> None:
+    assert chosen_runs(PLAN, ("production", "cpu")) == ("cpu", "production")
+    assert chosen_runs(PLAN, ()) == tuple(PLAN.runs)
+    with pytest.raises(SelectionError, match=r"--run gpu: not in the plan"):
+        chosen_runs(PLAN, ("gpu",))
 
 
 def test_a_key_that_stands_there_twice_is_told_with_its_line(tmp_path: Path) -> None:

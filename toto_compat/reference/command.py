@@ -11,13 +11,16 @@ from toto_compat.errors import ExitCode
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.reference.kept import MOST_BYTES, State, check_size
 from toto_compat.reference.making import Forecast, Made, Making, forecast, make, rows_of
-from toto_compat.reference.plan import PLAN_FILE, chosen_releases, lacking_environment, read_plan
+from toto_compat.reference.plan import PLAN_FILE, chosen_releases, chosen_runs, lacking_environment, read_plan
 from toto_compat.reference.showing import SHOWN, show, stale_showing
 from toto_compat.reference.torch_logs import counts_table, read_counts
 
 
 @click.command("reference")
 @click.option("--only", multiple=True, metavar="RELEASE", help="Only this torch release; may be given again.")
+@click.option(
+    "--run", "only_runs", multiple=True, metavar="NAME", help="Only this run of the plan; may be given again."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would run, with estimated time and disk, and stop.")
 @click.option(
     "--check", is_flag=True, help=f"Exit with {int(ExitCode.FINDINGS)} if evidence, table or picture is stale."
@@ -33,6 +36,7 @@ from toto_compat.reference.torch_logs import counts_table, read_counts
 def reference_command(
     *,
     only: tuple[str, ...],
+    only_runs: tuple[str, ...],
     dry_run: bool,
     check: bool,
     show_only: bool,
@@ -46,11 +50,13 @@ def reference_command(
 
     What is there and not stale is left alone: the same command goes on where it was stopped. It commits nothing."""
     matrix_path = find_matrix_file(matrix_file)
+    plan = read_plan(plan_file)
     making = Making(
-        plan=read_plan(plan_file),
+        plan=plan,
         matrix=load_matrix(matrix_path),
         matrix_file=matrix_path,
         folder=plan_file.parent,
+        runs=chosen_runs(plan, only_runs),
         jobs=jobs,
         budget_seconds=budget_minutes * 60 if budget_minutes is not None else None,
         keep_environments=keep_environments,

@@ -39,6 +39,7 @@ class Making:
     matrix: Matrix
     matrix_file: Path
     folder: Path  # results/reference
+    runs: tuple[str, ...] = ()  # of the plan; all where none is named
     jobs: int | None = None
     budget_seconds: float | None = None
     keep_environments: bool = False
@@ -61,7 +62,8 @@ class Made:
 
 
 def rows_of(making: Making, release: str) -> list[KeptRow]:
-    return [kept_row(making.folder, row, making.matrix) for row in planned_rows(making.plan, making.matrix, release)]
+    rows = planned_rows(making.plan, making.matrix, release)
+    return [kept_row(making.folder, row, making.matrix) for row in rows if not making.runs or row.run in making.runs]
 
 
 def make(making: Making, releases: Sequence[str]) -> Made:

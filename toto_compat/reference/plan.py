@@ -111,6 +111,14 @@ def chosen_releases(plan: ReferencePlan, only: Sequence[str]) -> tuple[str, ...]
     return tuple(release for release in plan.releases if release in only or not only)
 
 
+def chosen_runs(plan: ReferencePlan, only: Sequence[str]) -> tuple[str, ...]:
+    """The runs of `--run`, in the plan's order; all without one."""
+    unknown = [run for run in only if run not in plan.runs]
+    if unknown:
+        raise SelectionError(f"--run {unknown[0]}: not in the plan", hint=f"it has {', '.join(plan.runs)}")
+    return tuple(run for run in plan.runs if run in only or not only)
+
+
 def environment_of(matrix: Matrix, release: str, *, for_cuda: bool) -> str | None:
     """The environment that a release is measured in: its CPU build where there is one, unless CUDA code is wanted."""
     names = [name for name, one in matrix.environments.items() if one.torch == release]
