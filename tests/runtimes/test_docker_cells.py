@@ -77,7 +77,7 @@ def cell_of(run: Run, cache: str) -> StoredCell:
 
 def row_of(run_folder: Path, cache: str) -> dict[str, Any]:
     rows = json.loads((run_folder / "compatibility.json").read_text(encoding="utf-8"))["rows"]
-    wanted = {"cache": cache, "mode": "default", "settings": "stock"}
+    wanted = {"environment": ENVIRONMENT, "cache": cache, "mode": "default", "settings": "stock"}
     found: dict[str, Any] = next(row for row in rows if wanted.items() <= row.items())
     return found
 
