@@ -160,6 +160,10 @@ def test_a_line_that_no_environment_can_be_built_from_is_told_with_its_place(
         ('  python: "3.13"\n  cuda: cpu\n  frozen: ["torch==2.9"]\n', "torch 2.9 in pins.frozen:1; accepted one exact"),
         ('  pyton: "3.13"\n', "did you mean python?"),
         (
+            '  python: "3.13"\n  frozen: ["torch==2.9.0", "toto-ts==0.2.0", "nvidia-cuda-runtime==1.2.3"]\n',
+            "pins.cuda: found nothing; accepted the freeze does not say it: cpu, or the CUDA release",
+        ),
+        (
             '  python: "3.13"\n  torch: "2.9.0"\n  cuda: cpu\n  toto_ts: ../no-such-fork\n',
             ":5: pins.toto_ts: found '../no-such-fork'",
         ),

@@ -133,10 +133,15 @@ def build_of_freeze(lines: Iterable[FrozenLine]) -> str | None:
     if re.fullmatch(r"cpu|cu\d{3}", local):
         return local
     for name, version in versions.items():
-        if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name):
-            major, minor, *_ = (*version.split("."), "0")
-            return f"cu{major}{minor}"
+        if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name) and (build := build_of_runtime(version)):
+            return build
     return None
+
+
+def build_of_runtime(version: str) -> str:
+    """Tag the torch build that a CUDA runtime is of: cu128 for 12.8.90; '' for what is no such release."""
+    match = re.match(r"(\d{2})(?:\.(\d))?(?:\.|$)", version)
+    return f"cu{match[1]}{match[2] or 0}" if match else ""
 
 
 @dataclass(frozen=True)

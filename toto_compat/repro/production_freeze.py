@@ -8,7 +8,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from toto_compat.errors import InputError
-from toto_compat.repro.pins import is_version, package_of
+from toto_compat.repro.pins import build_of_runtime, is_version, package_of
 from toto_compat.repro.redaction import redact
 
 _FROZEN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)={2,3}([A-Za-z0-9][A-Za-z0-9.!+_-]*)$")
@@ -33,9 +33,8 @@ class Freeze:
         if re.fullmatch(r"cpu|cu\d{3}", local):
             return local
         for name, version in self.pinned.items():
-            if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name):
-                major, minor, *_ = (*version.split("."), "0")
-                return f"cu{major}{minor}"
+            if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name) and (build := build_of_runtime(version)):
+                return build
         return ""
 
     @property
