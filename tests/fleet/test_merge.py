@@ -222,6 +222,16 @@ def test_a_file_that_is_no_archive_and_an_empty_folder_are_told_apart(tmp_path: 
     assert "no run in it" in error_of(SelectionError, tmp_path, str(tmp_path / "empty"))
 
 
+def test_an_archive_with_damaged_content_is_told(tmp_path: Path) -> None:
+    archive = tmp_path / "run.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("run/run.json", b"{} " * 500)
+    content = archive.read_bytes()
+    at = content.index(b"run.json") + len(b"run.json")
+    archive.write_bytes(content[:at] + b"\xff\xff" + content[at + 2 :])
+    assert "cannot be unpacked" in error_of(InputError, tmp_path, str(archive))
+
+
 def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     store_run(tmp_path, "one", [good_result()])
     store_run(tmp_path, "all", [good_result(cache="upstream")])

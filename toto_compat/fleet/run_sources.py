@@ -3,6 +3,7 @@
 import re
 import stat
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 from toto_compat.errors import InputError, SelectionError
@@ -93,7 +94,7 @@ def _unpacked(artifact: Path, scratch: Path) -> Path:
                 if inside.suffix not in (".json", ".log") or member.file_size > _LARGEST_FILE:
                     continue  # the table and the page are made anew
                 packed.extract(member, target)  # writes links as the plain files that they are in the archive
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
         raise InputError(
             f"{artifact}: cannot be unpacked: {error}", hint="a run is a folder, or a .zip of one"
         ) from error
