@@ -180,6 +180,13 @@ def test_a_bomb_is_refused_by_what_it_would_become(tmp_path: Path) -> None:
     assert "-fold" in refused(bomb, tmp_path)
 
 
+def test_a_log_of_one_line_ten_thousand_times_is_no_bomb_to_whoever_unpacks_it(tmp_path: Path) -> None:
+    log = b"W1030 12:00:00 [6/8] torch._dynamo hit config.recompile_limit (8)\n" * 40_000
+    write_bundle(tmp_path / "loud.zip", {"made_by": "1", "cell": "c"}, {"cell.log": log})
+    unpack(tmp_path / "loud.zip", tmp_path / "inside")
+    assert (tmp_path / "inside" / "cell.log").read_bytes() == log
+
+
 def test_too_many_too_large_and_too_much_in_all_are_refused(bundle: Path, tmp_path: Path) -> None:
     assert "members, more than 2" in refused(bundle, tmp_path, members=2)
     assert "more than 0" in refused(bundle, tmp_path / "b", member_bytes=100)

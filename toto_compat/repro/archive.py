@@ -86,7 +86,7 @@ def write_bundle(
     with new_file(target) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         archive.writestr(_entry(MANIFEST), manifest.model_dump_json(by_alias=True, indent=1) + "\n")
         for name in sorted(files):
-            archive.writestr(_entry(name), files[name])
+            archive.writestr(_entry(name, _compression(files[name])), files[name])
         for name in sorted(wheels):
             _copy_in(archive, name, wheels[name])
     return manifest
@@ -98,6 +98,12 @@ def _entry(name: str, compression: int = zipfile.ZIP_DEFLATED) -> zipfile.ZipInf
     entry.create_system = 3  # Unix, whatever wrote it
     entry.external_attr = (stat.S_IFREG | 0o644) << 16
     return entry
+
+
+def _compression(content: bytes) -> int:
+    """Pack a member, but for one that would grow like a bomb: a log may be one line, ten thousand times."""
+    grows = len(content) > _CHUNK and len(content) > LIMITS.ratio * len(zlib.compress(content))
+    return zipfile.ZIP_STORED if grows else zipfile.ZIP_DEFLATED
 
 
 def _copy_in(archive: zipfile.ZipFile, name: str, path: Path) -> None:
