@@ -86,7 +86,10 @@ def _named(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=targets, value=value):
-                yield from ((_name_of(target), value) for target in targets)
+                for target in targets:
+                    yield from _assigned(target, value)
+            case ast.AugAssign(target=target, value=value):
+                yield _name_of(target), value
             case ast.AnnAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
                 yield _name_of(target), value
             case ast.keyword(arg=str(name), value=value):
@@ -97,12 +100,23 @@ def _named(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
                 plain = [one.arg for one in (*first, *args)]
                 yield from zip(plain[len(plain) - len(defaults) :], defaults, strict=True)
                 yield from zip((one.arg for one in named), others, strict=True)
-            case ast.Compare(left=left, comparators=[value]):
+            case ast.Compare(left=left, ops=[operator], comparators=[value]):
                 yield _name_of(left), value
+                if isinstance(operator, ast.Eq | ast.NotEq):
+                    yield _name_of(value), left
             case ast.Call(args=parts) | ast.Tuple(elts=[_, _] as parts):
                 yield from _pairs(parts)
             case ast.List(elts=parts):
                 yield from ((name, value) for name, value in _pairs(parts) if name.startswith("--"))
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yield what each name is given; of `user, password = "me", "hunter2"` its own part."""
+    if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+        for name, part in zip(target.elts, value.elts, strict=False):
+            yield from _assigned(name, part)
+    else:
+        yield _name_of(target), value
 
 
 def _pairs(parts: Iterable[ast.expr]) -> Iterator[tuple[str, ast.expr]]:
@@ -132,10 +146,12 @@ def _literal_parts(node: ast.expr) -> Iterator[ast.expr]:
             inner = list(parts)
         case ast.BinOp(left=left, right=right) | ast.IfExp(body=left, orelse=right):
             inner = [left, right]
-        case ast.Call(func=ast.Attribute(value=owner, attr=name), args=args):
-            inner = [owner, *args[1 if _LOOKS_UP.fullmatch(name) else 0 :]]
-        case ast.Call(func=ast.Name(id=name), args=args):
-            inner = list(args[1 if _LOOKS_UP.fullmatch(name) else 0 :])
+        case ast.Call(func=ast.Attribute(value=owner, attr=name), args=args, keywords=named):
+            inner = [owner, *args[1 if _LOOKS_UP.fullmatch(name) else 0 :], *(one.value for one in named)]
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=named):
+            inner = [*args[1 if _LOOKS_UP.fullmatch(name) else 0 :], *(one.value for one in named)]
+        case ast.NamedExpr(value=part) | ast.Subscript(value=part) | ast.Starred(value=part):
+            inner = [part]
         case _:
             return
     for part in inner:
