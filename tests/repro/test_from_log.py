@@ -224,6 +224,15 @@ def test_a_quoted_secret_in_a_guard_leaves_yaml_and_anything_in_its_place(tmp_pa
     assert is_like(incident.expect[0].reason_like or "", f"6/7: {guard}")
 
 
+def test_a_skip_with_a_star_or_a_secret_in_its_reason_is_expected_so_that_it_can_come_again(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    reason = "non-cuda device (x * y) in api_key='abc123'"
+    log.write_text(f"W1030 12:00:00.000000 7 skipping cudagraphs due to {reason}\n", encoding="utf-8")
+    incident, text, printed = from_log(log, tmp_path / "i.yaml", "--torch", "2.9.0")
+    assert "abc123" not in text + printed
+    assert is_like(incident.expect[0].reason_like or "", reason)
+
+
 def test_a_guard_on_a_number_is_expected_word_for_word_whatever_its_name(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text(LIMIT.replace("kv_cache._current_idx[7]", "L['self'].access_token"), encoding="utf-8")

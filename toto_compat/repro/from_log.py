@@ -320,5 +320,5 @@ def _expected(one: SeenEvent) -> dict[str, Any]:
 
 
 def _like(event: Event) -> str:
-    """Open the numbers of a reason: how many inputs are mutated depends on the model."""
-    return re.sub(r"\(\d+ instances?\)", "(*", redact(event.reason).replace("*", "?"))
+    """Open what may differ when it comes again: how many inputs are mutated, which the model says, and secrets."""
+    return re.sub(r"\(\d+ instances?\)", "(*", redact(event.reason).replace(REDACTED, "*"))
