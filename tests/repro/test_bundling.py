@@ -4,13 +4,15 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.verdict.sample_cells import good_result, production_incident
+from tests.verdict.sample_cells import good_result, production_incident, with_figures
 from tests.verdict.stored_runs import judged_run, store_run
-from toto_compat.errors import BundleError, ExitCode, InputError, SelectionError
+from toto_compat.contract.request import Device
+from toto_compat.errors import BundleError, EnvironmentBuildError, ExitCode, InputError, SelectionError
 from toto_compat.evidence.store import StoredCell, load_run, log_path
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import load_matrix
@@ -96,6 +98,37 @@ def test_the_same_cell_makes_the_same_file_and_an_existing_one_stays(run_folder:
     again = with_matrix("run", RED, "--no-trace", "-o", "a.zip")
     assert isinstance(again.exception, InputError)
     assert "not overwritten" in again.exception.message
+
+
+@pytest.mark.parametrize("output", ["there.zip", "no/such/folder/b.zip"])
+def test_where_no_bundle_can_be_written_nothing_is_run_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    (tmp_path / "there.zip").touch()
+    monkeypatch.setattr("toto_compat.repro.command.reproduce", lambda *_, **__: pytest.fail("it was run"))
+    incident = ROOT / "incidents" / "2025-10-30-recompile-limit.yaml"
+    made = with_matrix(str(incident), "--bundle", "-o", str(tmp_path / output))
+    assert isinstance(made.exception, InputError), made.output
+    assert output in made.exception.message
+
+
+def test_what_pip_said_of_an_environment_is_in_no_note_with_its_password(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = EnvironmentBuildError(f"pip failed: Looking in indexes: https://me:{SECRET}@host/simple")
+    monkeypatch.setattr("toto_compat.repro.bundling.open_runtime", Mock(side_effect=said))
+    made = with_matrix("run", RED, "-o", "b.zip")
+    (note,) = (one for one in unpack(tmp_path / "b.zip", tmp_path / "out").notes if "pip failed" in one)
+    assert "@host/simple" in note
+    assert SECRET not in note + made.output
+
+
+def test_what_a_gpu_measured_is_looked_for_on_a_gpu_alone(run_folder: Path) -> None:
+    slow = {Gate.SPEEDUP: 0.5, Gate.RECOMPILES_TOTAL: 50}
+    for device, needs in ((Device.CPU, None), (Device.CUDA, "cuda")):
+        cell = judged_run(with_figures(good_result(torch="2.9.0", build="cu128", device=device), slow)).cells[0]
+        found = {one.gate: one.needs for one in incident_of(load_run(run_folder), cell).gates}
+        assert found == {Gate.SPEEDUP: needs, Gate.RECOMPILES_TOTAL: None}
 
 
 def test_a_green_cell_an_unknown_one_and_an_unknown_run_have_no_bundle(run_folder: Path) -> None:

@@ -156,6 +156,28 @@ def test_at_most_is_not_judged_by_a_cell_that_dropped_events() -> None:
     assert looked_at(incident(events=(few,)), kept).verdict is Verdict.NOT_JUDGED
 
 
+def test_what_is_missing_is_not_judged_by_a_cell_that_dropped_events_unless_it_keeps_all_of_that_kind() -> None:
+    event = Event(kind=EventKind.RECOMPILE, severity=Severity.WARNING, function="forward")
+    kept = evidence(Suite.RECOMPILE, event).model_copy(update={"details": {"events_seen": 400}})
+    for expected, verdict in (
+        (ExpectedEvent(kind=EventKind.RECOMPILE, function="rope"), Verdict.NOT_JUDGED),
+        (ExpectedEvent(kind=EventKind.RECOMPILE, at_least=50), Verdict.NOT_JUDGED),
+        (ExpectedEvent(kind=EventKind.RECOMPILE_LIMIT), Verdict.NOT_REPRODUCED),
+    ):
+        reproduction = looked_at(incident(events=(expected,)), kept)
+        assert reproduction.verdict is verdict
+        assert "NOT RUN" not in as_text(reproduction)
+
+
+def test_at_most_is_not_judged_by_a_forecast_that_raised() -> None:
+    failure = Failure(kind="exception", message="IndexError: index 3 is out of bounds")
+    raised = SuiteEvidence(suite=Suite.RECOMPILE, outcome=Outcome.MODEL_FAILED, failure=failure)
+    none = ExpectedEvent(kind=EventKind.RECOMPILE, at_least=0, at_most=0)
+    reproduction = looked_at(incident(events=(none,)), raised)
+    assert reproduction.verdict is Verdict.NOT_JUDGED
+    assert "the compiled forecast raised: there may have been more" in as_text(reproduction)
+
+
 def test_an_error_of_the_compiled_forecast_is_the_event_that_a_log_would_show() -> None:
     failure = Failure(kind="exception", message="torch._inductor.exc.InductorError: LoweringException: no such op")
     raised = SuiteEvidence(suite=Suite.RECOMPILE, outcome=Outcome.MODEL_FAILED, failure=failure)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import CellResult
 from toto_compat.environments.locks import Lock, lock_on_the_spot, read_lock
@@ -174,6 +175,19 @@ def bundle_red_cell(
     )
 
 
+def bundle_target(options: Bundling, cell: CellName) -> Path:
+    """Name the file that a cell's bundle becomes; InputError where it cannot, for which nobody waits for a run."""
+    target = options.output or Path(f"{cell.replace('/', '_').replace('@', '_')}{SUFFIX}")
+    if target.exists():
+        raise InputError(f"{target} exists and is not overwritten", hint=_ANOTHER)
+    if not target.parent.is_dir():
+        raise InputError(f"{target}: there is no folder {target.parent}", hint=_ANOTHER)
+    return target
+
+
+_ANOTHER = "name another file with -o"
+
+
 def make_bundle(
     incident: Incident,
     incident_folder: Path,
@@ -187,9 +201,7 @@ def make_bundle(
     runtime_name: RuntimeName,
 ) -> Path:
     """Gather, run the minimal script where the environment is built here, and write the file."""
-    target = options.output or Path(f"{str(result.cell).replace('/', '_').replace('@', '_')}{SUFFIX}")
-    if target.exists():
-        raise InputError(f"{target} exists and is not overwritten", hint="name another file with -o")
+    target = bundle_target(options, result.cell)
     # first, since it may be refused: the minimal script takes minutes
     wheels = locked_wheels(result.request) if options.with_wheels else {}
     contents = gather(incident, incident_folder, result, matrix, log=log, command=command, shows=shows)

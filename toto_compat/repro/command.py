@@ -12,12 +12,14 @@ import click
 
 from toto_compat.contract.events import EventKind
 from toto_compat.contract.request import CellRequest
+from toto_compat.contract.result import Outcome
 from toto_compat.errors import ExitCode
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.repro.bundling import (
     Bundling,
     bundle_reproduction,
+    bundle_target,
     bundling_options,
     refuse_unused,
     what_to_run,
@@ -169,6 +171,8 @@ def run_incident(
     where: dict[str, Any] = {"device": choose_device(device), "timeout_minutes": timeout}
     folder = incident_file.resolve().parent
     request = incident_request(incident, folder, matrix, matrix_path, cache=cache, environment=environment, **where)
+    if options.bundle:
+        bundle_target(options, request.cell)
     check_own_pins(incident_file, incident, request, runtime, matrix)
     if axes is None:
         reproduction = reproduce(incident, request, runtime, matrix, stored_first=stored)
@@ -232,7 +236,12 @@ def could_not_run(reproduction: Reproduction) -> str:
     result = reproduction.result
     if result.failure is not None:
         return f"{result.failure.kind}: {result.failure.message}"
-    return next((one.why for one in reproduction.unjudged), "") if not reproduction.gates else ""
+    if reproduction.gates or any(one.outcome in _RAN for one in result.evidence.values()):
+        return ""
+    return next((one.why for one in reproduction.unjudged), "")
+
+
+_RAN = (Outcome.MEASURED, Outcome.MODEL_FAILED)
 
 
 def exit_code(reproduction: Reproduction) -> ExitCode:

@@ -113,7 +113,7 @@ def about(result: CellResult, contents: Contents, *, command: Sequence[str], sho
         "image": provenance.image,
         "command": tuple(redact(word) for word in command),
         "shows": shows,
-        "notes": tuple(contents.notes),
+        "notes": tuple(redact(note) for note in contents.notes),  # of a build that failed, what pip said
     }
 
 

@@ -199,12 +199,9 @@ def look_at(incident: Incident, result: CellResult, limits: Mapping[Gate, GateLi
             gates.append(_judged(expected, place, result, limits))
         else:
             assert isinstance(expected, ExpectedEvent)
-            match, evidence = (
-                match_event(expected, events_of(result.evidence[place.suite])),
-                result.evidence[place.suite],
-            )
-            if expected.at_most is not None and match.holds and _events_were_dropped(evidence):
-                unjudged.append(Unseen(expected, "the cell kept only some of its events: there may be more"))
+            match = match_event(expected, events_of(result.evidence[place.suite]))
+            if more := _why_more(match, result.evidence[place.suite]):
+                unjudged.append(Unseen(expected, more))
                 continue
             matches.append(match)
             if place.predicted:
@@ -232,9 +229,23 @@ def events_of(evidence: SuiteEvidence) -> tuple[Event, ...]:
     return (*evidence.events, *failures.values())
 
 
-def _events_were_dropped(evidence: SuiteEvidence) -> bool:
+def _why_more(match: Match, evidence: SuiteEvidence) -> str:
+    """Say why there may be more events than were found, where more of them would change what is said of them."""
+    expected = match.expected
+    too_few = len(match.events) < expected.at_least
+    at_most = match.holds and expected.at_most is not None
+    if (too_few or at_most) and _were_dropped(expected.kind, evidence):
+        return "the cell kept only some of its events: there may be more"
+    if at_most and evidence.outcome is Outcome.MODEL_FAILED and expected.kind not in FAILURE_KINDS:
+        return "the compiled forecast raised: there may have been more"
+    return ""
+
+
+def _were_dropped(kind: EventKind, evidence: SuiteEvidence) -> bool:
+    """Tell if a cell left out events of a kind. Limits that were hit go last: beside others all of them are there."""
     seen = evidence.details.get("events_seen")
-    return isinstance(seen, int) and seen > len(evidence.events)
+    kept_all = kind is EventKind.RECOMPILE_LIMIT and any(event.kind is not kind for event in evidence.events)
+    return isinstance(seen, int) and seen > len(evidence.events) and not kept_all
 
 
 def _no_evidence(result: CellResult, suite: Suite) -> str:

@@ -1,8 +1,10 @@
 """A red cell of a run as an incident: what it broke is what must be broken again."""
 
 from pathlib import Path
+from typing import Literal
 
 from toto_compat.contract.events import EventKind
+from toto_compat.contract.request import Device
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import SelectionError
 from toto_compat.evidence.store import Run, StoredCell, find_run, load_run
@@ -41,7 +43,7 @@ def incident_of(run: Run, cell: JudgedCell) -> Incident:
     when = result.stored if isinstance(result, StoredCell) and result.stored else result.provenance.finished
     failed = [judged for judged in cell.gates.values() if judged.status is Status.FAIL]
     gates = tuple(
-        FailedGate(gate=judged.gate, limit=judged.limit)
+        FailedGate(gate=judged.gate, limit=judged.limit, needs=_needed_for(judged.gate, request.device))
         for judged in failed
         if judged.gate not in _OF_EVENTS and not judged.gate.rule.suite.rule.needs_symbols
     )
@@ -71,6 +73,11 @@ def incident_of(run: Run, cell: JudgedCell) -> Incident:
             **({"gates": broken} if broken else {}),
         }
     )
+
+
+def _needed_for(gate: Gate, device: Device) -> Literal["cuda"] | None:
+    """A time, a size or an error of a GPU is not seen again on a CPU; what dynamo does is the same on both."""
+    return "cuda" if device is Device.CUDA and gate.rule.suite is not Suite.RECOMPILE else None
 
 
 def _limits_hit(cell: JudgedCell) -> list[ExpectedEvent]:
