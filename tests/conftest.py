@@ -4,6 +4,7 @@ A module with `pytestmark = pytest.mark.cell` imports torch at its top and is no
 """
 
 import importlib.util
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 CELL_MODULE = re.compile(r"^pytestmark\s*=.*\bmark\.cell\b", re.MULTILINE)
 CELL_TEST = re.compile(r"\bmark\.cell\b")
+PROCESSOR_SECONDS = "processor_seconds"  # of each test, in JUnit's report: the clock counts what runs beside it
+BEFORE = pytest.StashKey[float]()
 WHOLE_MODULE = "cell tests need torch, which is not installed here: `nox -s tests` runs them in a real environment"
 
 
@@ -24,6 +27,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     # a shell starts what it puts in the background with SIGINT ignored, and whatever a test starts would inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[BEFORE] = processor_seconds()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    if call.when == "teardown" and BEFORE in item.stash:
+        item.user_properties.append((PROCESSOR_SECONDS, f"{processor_seconds() - item.stash[BEFORE]:.2f}"))
+
+
+def processor_seconds() -> float:
+    """What this process took and those that it started and waited for; a container is the engine's and not in it."""
+    return sum(os.times()[:4])
 
 
 class LeftOutModule(pytest.File):

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
+from tests.conftest import PROCESSOR_SECONDS
 from toto_compat.environments.virtualenv import build_venv
 from toto_compat.errors import TotoCompatError
 from toto_compat.matrix.load import load_matrix
@@ -113,12 +114,19 @@ def count_outcomes(report: Path) -> Counter[str]:
 
 def where_the_time_went(*reports: Path) -> str:
     """Name the modules that took longest, over all workers: the place to look when the tests take too long."""
-    seconds: Counter[str] = Counter()
+    waited: Counter[str] = Counter()
+    worked: Counter[str] = Counter()
     for report in filter(Path.is_file, reports):
         for case in ET.parse(report).iter("testcase"):
-            seconds[case.get("classname", "")] += round(float(case.get("time", 0)))
-    longest = ", ".join(f"{module.removeprefix('tests.')} {spent}" for module, spent in seconds.most_common(SHOWN))
-    return f"seconds by module, of {seconds.total()} over all workers: {longest}"
+            module = case.get("classname", "").removeprefix("tests.")
+            waited[module] += round(float(case.get("time", 0)))
+            taken = case.find(f"properties/property[@name='{PROCESSOR_SECONDS}']")
+            worked[module] += 0 if taken is None else round(float(taken.get("value", 0)))
+    longest = ", ".join(f"{module} {spent} ({worked[module]})" for module, spent in waited.most_common(SHOWN))
+    return (
+        f"seconds by module, of {waited.total()} over all workers ({worked.total()} of a processor, containers not "
+        f"counted): {longest}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Samples that are a few hundredths off are seen, by how many are drawn; right ones raise no alarm."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from tests.cell.small_trials import TWO_LAYERS
 from tests.cell.suites.equivalence.bindings import nearly_right, samples
 from tests.cell.suites.equivalence.bindings.honest import Honest
+from tests.cell.suites.equivalence.remembered import remember_eager
 from tests.cell.suites.equivalence.test_wrong_bindings import PROFILE, trial_of_binding
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import CandidateAsked, draw_samples, samples_file
@@ -22,10 +24,13 @@ from toto_compat.model.bound import WholeModel
 pytestmark = pytest.mark.cell
 
 
-@pytest.fixture(autouse=True)
-def two_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def two_layers() -> Iterator[None]:
     torch.set_num_threads(1)
-    monkeypatch.setitem(SHAPES, "tiny", TWO_LAYERS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHAPES, "tiny", TWO_LAYERS)
+        remember_eager(patch)
+        yield
 
 
 def judged(binding: type[Honest], work: Path) -> tuple[list[Comparison], list[Comparison], dict[str, Figure]]:

@@ -8,6 +8,7 @@ import torch
 
 from tests.cell.small_trials import TWO_LAYERS, trial_of
 from tests.cell.suites.equivalence import wrong_one_patch_bindings as wrong
+from tests.cell.suites.equivalence.remembered import remember_eager
 from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence.candidate import run_candidate
@@ -32,6 +33,7 @@ def two_layers() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHAPES, "tiny", TWO_LAYERS)
+        remember_eager(patch)
         yield
 
 

@@ -12,6 +12,7 @@ import torch
 from tests.cell.small_trials import TWO_LAYERS, UNLOWERED, trial_of
 from tests.cell.suites.equivalence.bindings import announced, callers, entry, histories, kinds, samples, two_models
 from tests.cell.suites.equivalence.bindings.honest import Honest
+from tests.cell.suites.equivalence.remembered import remember_eager
 from toto_compat.cell.group import GroupResult
 from toto_compat.cell.session import Session
 from toto_compat.cell.suites.equivalence import candidate, scenarios
@@ -43,6 +44,7 @@ def two_layers() -> Iterator[None]:
         patch.setattr(candidate, "FORECASTS_AN_ITERATION", 10)
         # as in a process where nothing was compiled before: dynamo switches the distributions' own checks off
         patch.setattr(torch.distributions.Distribution, "_validate_args", True)
+        remember_eager(patch)
         yield
 
 
