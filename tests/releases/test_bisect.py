@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from click.testing import CliRunner, Result
@@ -72,6 +73,9 @@ def test_the_release_at_which_a_gate_flips_is_found_in_stored_runs(results: Path
         "kind": "Found", "before": "2.6.0", "after": "2.7.0", "skipped": [], "other_changes": []
     }  # fmt: skip
     assert answer["path"] == [], "everything was known: nothing had to be run"
+    assert stored(results, "recompiles_total", "upstream/default", "--good", "2.6", "--bad", "2.9") == {
+        **answer, "releases": ["2.6.0", "2.7.0", "2.8.0", "2.9.0"], "stored": ANY
+    }  # fmt: skip
 
 
 def test_a_figure_that_changes_below_or_above_its_limit_needs_any_change_or_another_limit(results: Path) -> None:

@@ -242,6 +242,18 @@ def test_what_is_no_version_is_a_mistake_of_the_command_line(run: Run) -> None:
     assert run("--add", "newest").exit_code == ExitCode.USAGE
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("--dry-run",), ("--add", "2.16.0", "--json"), ("--add", "2.16.0", "--check"), ("--add", "2.16.0", "--all")],
+)
+def test_an_option_that_would_be_passed_over_is_a_mistake_of_the_command_line(
+    run: Run, matrix_file: Path, words: tuple[str, ...]
+) -> None:
+    before = everything_written(matrix_file)
+    assert run(*words).exit_code == ExitCode.USAGE
+    assert everything_written(matrix_file) == before
+
+
 def test_a_matrix_that_cannot_be_written_leaves_no_lock_behind(
     run: Run, index: LocalIndex, matrix_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

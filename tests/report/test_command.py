@@ -107,6 +107,11 @@ def test_html_is_written_into_the_run_and_beside_it_for_other_limits(results: Pa
     assert (results / "first" / "compatibility-strict.html").is_file()
 
 
+@pytest.mark.parametrize("words", [("--format", "html"), ("--format", "md"), ("--format", "env", "--open")])
+def test_a_device_is_of_the_lines_for_an_env_file_alone(results: Path, words: tuple[str, ...]) -> None:
+    assert report(results, *words, "--device", "cpu").exit_code == ExitCode.USAGE
+
+
 def test_planned_cells_without_a_result_are_told(results: Path) -> None:
     (results / "first" / "cells" / "torch-2.13.0-cpu" / "list_index" / "default.json").unlink()
     finished = report(results, "first", "--format", "json")

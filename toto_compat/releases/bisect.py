@@ -109,7 +109,9 @@ def ask(
     by_release: dict[str, list[CellName]] = {}
     for cell in cells:
         by_release.setdefault(matrix.environments[cell.environment].torch, []).append(cell)
-    releases = _between(sorted(by_release, key=Version), good, bad)
+    known = sorted(by_release, key=Version)
+    good, bad = _as_named(good, known), _as_named(bad, known)
+    releases = _between(known, good, bad)
     # a CPU build is a tenth of a CUDA build's size, and on a CPU it is the same code
     ordered = {
         release: tuple(
@@ -160,6 +162,11 @@ def _selected(matrix: Matrix, selector: str) -> list[CellName]:
     rows = [cell for cell in cells if fnmatchcase(cell.partition("/")[2], selector)]
     # `upstream/default` is the natural thing to say here, where the environment is what is searched
     return rows or select(cells, [selector])
+
+
+def _as_named(end: str | None, releases: Sequence[str]) -> str | None:
+    """Name an end as the matrix does, which has 2.9.0 where somebody says 2.9."""
+    return next((one for one in releases if end and Version(one) == Version(end)), end)
 
 
 def _between(releases: Sequence[str], good: str | None, bad: str | None) -> list[str]:

@@ -73,6 +73,7 @@ def releases_command(matrix_file: Path | None, add: Version | None, **asked: Any
 
     All of it is read from the index and from the wheels' own metadata; no wheel is downloaded. Releases between those
     of the matrix are listed too, but may be left out on purpose: --check is about newer ones."""
+    refuse_unused(add, asked)
     path = find_matrix_file(matrix_file)
     if add is not None:
         add_release(path, add, **asked)
@@ -83,6 +84,16 @@ def releases_command(matrix_file: Path | None, add: Version | None, **asked: Any
     click.echo(json.dumps(as_data(path, found), indent=2) if asked["as_json"] else as_text(path, found))
     if asked["check"] and any(one.state is State.NEW for one in found):
         sys.exit(ExitCode.FINDINGS)
+
+
+def refuse_unused(add: Version | None, asked: dict[str, Any]) -> None:
+    """Refuse an option that would be passed over in silence."""
+    if add is None and asked["dry_run"]:
+        raise click.UsageError("--dry-run is for --add; without it nothing is written anyway")
+    listing = {"--check": "check", "--all": "everything", "--json": "as_json"}
+    unused = [option for option, name in listing.items() if asked[name]]
+    if add is not None and unused:
+        raise click.UsageError(f"{unused[0]} is for the list of releases, and --add lists none")
 
 
 def look(

@@ -72,6 +72,8 @@ def report_command(
     results: Path,
 ) -> None:
     """Show a RUN (a name under results/, a path, or 'latest'), judged from its stored evidence."""
+    if device and (form != "env" or open_page):
+        raise click.UsageError("--device is of --format env")
     stored = _stored_run(run, results)
     judged = judge_run(stored, read_gates(gates, stored.info) if gates else None)
     if open_page or form == PAGE:
@@ -86,8 +88,6 @@ def report_command(
         # on the error stream, so that every format stays what it is
         say(f"{len(stored.unfinished)} planned cells have no result: {_some(stored.unfinished)}")
     on_terminal = form == "table" and output is None and sys.stdout.isatty()
-    if device and form != "env":
-        raise click.UsageError("--device is of --format env")
     text = env_text(judged.decision, device) if form == "env" else FORMATS[form](judged)
     if output:
         write_atomically(output, as_text(text))
