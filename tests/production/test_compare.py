@@ -153,3 +153,12 @@ def test_an_interpreter_is_found_from_where_the_command_is_run(tmp_path: Path, m
     for nothing in ("", "./gone"):
         with pytest.raises(EnvironmentBuildError, match="no program that can be run"):
             CliRunner().invoke(compare_command, ["A.csv", *SHORT, "--python", nothing], catch_exceptions=False)
+
+
+def test_what_the_other_process_says_need_not_be_utf_8(tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nprintf 'g++: \\377 is no file' >&2\nexit 1\n", encoding="ascii")
+    broken.chmod(0o755)
+    asked = [str(written(tmp_path, "A.csv")), *SHORT, "--python", str(broken)]
+    with pytest.raises(EnvironmentBuildError, match="is no file"):
+        CliRunner().invoke(compare_command, asked, catch_exceptions=False)

@@ -38,6 +38,14 @@ def test_a_trace_names_function_reason_limit_and_time() -> None:
     assert limit.first_time.startswith("2026-11-17T")
 
 
+def test_a_name_with_a_line_separator_is_read_as_one(tmp_path: Path) -> None:
+    needs_tlparse()
+    for trace in TRACE.iterdir():
+        text = trace.read_text(encoding="utf-8").replace("positional_embedding", "positional\\u2028embedding")
+        (tmp_path / trace.name).write_text(text, encoding="utf-8")
+    assert analyze_logs([str(tmp_path)]).groups[0].limits == {8}
+
+
 def test_without_tlparse_its_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))

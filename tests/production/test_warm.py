@@ -1,13 +1,14 @@
 """`toto-compat warm`: what it needs, what it refuses before anything is compiled, and the call that it ends with."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from toto_compat.errors import EnvironmentBuildError, ExitCode, InputError
-from toto_compat.production.warm import call_of, refuse_without_torch, warm_command
+from toto_compat.production.warm import call_of, refuse_without_torch, run_process, warm_command
 from toto_compat.production.warming import WarmRequest
 
 
@@ -61,3 +62,12 @@ def test_a_file_is_no_cache_dir(tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
     with pytest.raises(InputError, match="kept: a file, and no folder"):
         CliRunner().invoke(warm_command, ["--cache-dir", str(tmp_path / "kept")], catch_exceptions=False)
+
+
+def test_what_a_compiler_says_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nprintf 'g++: \\377 is no file' >&2\nexit 1\n", encoding="ascii")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(EnvironmentBuildError, match="is no file"):
+        run_process(WarmRequest(cache_dir=str(tmp_path)))

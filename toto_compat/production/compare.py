@@ -141,7 +141,10 @@ def run_backtest(request: BacktestRequest, python: str) -> BacktestResult:
         command = [python, "-P", "-m", "toto_compat.production.backtest", "request.json", "output.json"]
         variables = {**os.environ, "PYTHONPATH": str(folder / "source")}
         try:
-            done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+            # what a compiler or a score prints need not be UTF-8
+            done = subprocess.run(
+                command, cwd=folder, env=variables, capture_output=True, text=True, errors="replace", check=False
+            )
         except OSError as error:
             raise EnvironmentBuildError(
                 f"{python}: cannot be started: {error.strerror}", hint="name an interpreter: --python PYTHON"

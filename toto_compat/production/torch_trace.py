@@ -69,7 +69,8 @@ def _events_of(report: Path, source: str) -> Iterator[Event]:
     text = (report / "raw.jsonl").read_text(encoding="utf-8", errors="replace")
     frames: dict[Any, tuple[str, str]] = {}  # frame -> function and place: a compilation that fails has no name itself
     records = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    # splitlines also cuts at letters that JSON leaves in its strings
+    for number, line in enumerate(filter(None, text.split("\n")), start=1):
         record = json.loads(line)
         metrics = record.get("compilation_metrics") or {}
         if metrics.get("co_name"):

@@ -35,7 +35,8 @@ def run_process(request: WarmRequest) -> WarmResult:
         asked, output = Path(name, "request.json"), Path(name, "output.json")
         asked.write_text(request.model_dump_json(), encoding="utf-8")
         command = [sys.executable, "-m", "toto_compat.production.warming", str(asked), str(output)]
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        # what a compiler prints need not be UTF-8
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["(it said nothing)"])[-1]
             raise EnvironmentBuildError(
