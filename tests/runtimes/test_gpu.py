@@ -126,6 +126,22 @@ def test_ptx_runs_on_everything_from_its_version_on(gpu: str, runs: bool) -> Non
     assert wheel_runs_on(gpu, ["sm_75", "compute_120"]) is runs
 
 
+@pytest.mark.parametrize(
+    ("gpu", "built_for", "runs"),
+    [
+        ("sm_90", "sm_90a", True),
+        ("sm_103", "sm_100a", False),
+        ("sm_120", "compute_90a", False),
+        ("sm_103", "sm_100f", True),
+        ("sm_103", "compute_100f", True),
+        ("sm_120", "compute_100f", False),
+    ],
+)
+def test_kernels_of_one_version_or_one_family_run_nowhere_else(gpu: str, built_for: str, runs: bool) -> None:
+    """With `a` they use what that version alone has, with `f` what its major version has."""
+    assert wheel_runs_on(gpu, [built_for]) is runs
+
+
 def test_a_wheel_whose_architectures_nobody_knows_is_no_traceback() -> None:
     with pytest.raises(EnvironmentBuildError, match="no kernels for a card"):
         check_kernels("e", "a card", "sm_90", ["gfx90a"])

@@ -83,9 +83,19 @@ def wheel_runs_on(gpu: str, wheel: Sequence[str]) -> bool:
     own = capability(gpu)
     if own is None:  # nvidia-smi did not say: the probe will see
         return True
-    built = [found for one in wheel if (found := capability(one))]
-    portable = [found for one in wheel if one.startswith("compute_") and (found := capability(f"sm_{one[8:]}"))]
-    return any(major == own[0] and minor <= own[1] for major, minor in built) or any(one <= own for one in portable)
+    return any(_runs_on(own, one) for one in wheel)
+
+
+def _runs_on(own: tuple[int, int], built_for: str) -> bool:
+    kind, _, version = built_for.partition("_")
+    found = capability(f"sm_{version}")
+    if found is None:
+        return False
+    if version.endswith("a"):  # it uses what that version alone has
+        return found == own
+    if kind == "compute" and version.isdigit():
+        return found <= own
+    return found[0] == own[0] and found[1] <= own[1]
 
 
 def check_free(name: str, gpu: Gpu) -> None:
