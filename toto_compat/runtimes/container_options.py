@@ -84,7 +84,6 @@ class ContainerJob:
 def container_options(job: ContainerJob, mounts: Sequence[Mount]) -> dict[str, Any]:
     """Spell the hardening for the SDK: probe, cell and shell are all started with exactly this."""
     limits = job.limits
-    memory = int(parse_bytes(limits.memory))
     return {
         "image": job.image,
         "user": job.identity.user,
@@ -98,8 +97,8 @@ def container_options(job: ContainerJob, mounts: Sequence[Mount]) -> dict[str, A
         "tmpfs": {"/tmp": f"size={int(parse_bytes(limits.tmp))},exec,nosuid,nodev,mode=1777"},  # noqa: S108
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
-        "mem_limit": memory,
-        "memswap_limit": memory,
+        "mem_limit": limits.memory_bytes,
+        "memswap_limit": limits.memory_bytes,
         "nano_cpus": limits.cpus * 10**9,
         "cpuset_cpus": job.cpuset or None,
         "pids_limit": limits.pids,
