@@ -334,7 +334,7 @@ def read_answer(
         while piece := answer.read1(1 << 16):
             content += piece
             if len(content) > most_bytes:
-                raise OSError(f"the answer is longer than {most_bytes / 10**6:.0f} MB")
+                raise OSError(f"the answer is longer than {most_bytes:,} bytes")
             if clock() > until:
                 raise TimeoutError(f"the answer did not end within {_MOST_SECONDS:.0f} s")
     except http.client.HTTPException as error:

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import lzma
 import subprocess
 import sys
 import tempfile
@@ -87,7 +88,7 @@ def sources(url: str, wanted: Callable[[str], bool], settings: IndexSettings = _
     try:
         yield from _sources(url, wanted, settings)
     # what zipfile raises for bytes that are no archive, or one of a kind that no wheel is
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, EOFError, ValueError) as error:
         raise EnvironmentBuildError(
             f"{redacted(url)}: not a wheel, it cannot be read ({error or type(error).__name__})",
             hint="the index serves a broken file",
