@@ -178,3 +178,16 @@ def test_undecided_rows_of_a_stopped_run_are_to_be_run_again_too(tmp_path: Path)
         "toto-compat matrix 'torch-2.13.0-cu128/list_index/default' --profile quick --device cuda",
         "toto-compat matrix 'torch-2.13.0-cu128/fixed_size/default' --profile quick --device cuda --fresh",
     )
+
+
+def test_a_cell_that_was_only_compiled_does_not_speak_for_unfinished_ones_that_were_to_run(tmp_path: Path) -> None:
+    """As in merged runs of machines with a GPU and without one."""
+    cell = good_result(build="cu128", cache="upstream")
+    only_compiled = cell.model_copy(update={"request": cell.request.model_copy(update={"lower_only": True})})
+    finished = [production_incident(build="cu128"), only_compiled]
+    judged = stopped_before(tmp_path, good_result(build="cu128"), finished=finished)
+    found = judged.decision.devices[Device.CUDA]
+    assert found.answer is Answer.NOT_ENOUGH_EVIDENCE
+    assert found.next_commands[0] == (
+        "toto-compat matrix 'torch-2.13.0-cu128/fixed_size/default' --profile quick --device cuda"
+    )

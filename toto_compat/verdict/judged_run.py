@@ -62,9 +62,13 @@ def rules_of(info: RunInfo, today: date) -> DecisionRules:
 
 
 def unfinished_of(run: Run) -> tuple[UnfinishedCell, ...]:
-    """List what was planned and has no result. A CPU build, by its environment's name, ran on the CPU anyway."""
+    """List what was planned and has no result. A CPU build, by its environment's name, ran on the CPU anyway.
+
+    Where only some of the cells were compiled without a GPU, as in merged runs, the rest may have been meant to run.
+    """
     device = Device(run.info.device)
-    if any(cell.request.lower_only for cell in run.cells) or "--lower-only" in run.info.command:
+    all_lowered = bool(run.cells) and all(cell.request.lower_only for cell in run.cells)
+    if all_lowered or "--lower-only" in run.info.command:
         return tuple(UnfinishedCell(name, Device.CUDA, run.info.profile, lower_only=True) for name in run.unfinished)
     return tuple(
         UnfinishedCell(name, Device.CPU if _CPU_BUILD.match(name) else device, run.info.profile)
