@@ -93,6 +93,13 @@ def sabotaged(name: str) -> CellResult:
     return cell.model_copy(update={"evidence": {**cell.evidence, suite: changed}})
 
 
+def beside_another_program(cell: CellResult) -> CellResult:
+    """The same cell, while somebody else took memory of its GPU."""
+    held = cell.evidence[Suite.MEMORY]
+    noted = held.model_copy(update={"details": {**held.details, "other_programs": ["vllm (pid 77, 9000 MB)"]}})
+    return cell.model_copy(update={"evidence": {**cell.evidence, Suite.MEMORY: noted}})
+
+
 def predicted(name: str) -> CellResult:
     """What a rehearsal has in the place of the GPU: the CUDA graph suite's prediction on a CPU."""
     cell = cell_of(name, {}, on_gpu=False)
@@ -102,9 +109,9 @@ def predicted(name: str) -> CellResult:
 class MatrixOfThisMachine:
     """Stands in for `run_matrix`, which needs the GPU: writes the runs that it would, and notes what it was asked."""
 
-    def __init__(self, *, broken_off_at: str = "", cannot_run: str = "") -> None:
+    def __init__(self, *, broken_off_at: str = "", cannot_run: str = "", disturbed: str = "") -> None:
         self.asked: list[Asked] = []
-        self.broken_off_at, self.cannot_run = broken_off_at, cannot_run
+        self.broken_off_at, self.cannot_run, self.disturbed = broken_off_at, cannot_run, disturbed
 
     def __call__(self, asked: Asked) -> ExitCode:
         self.asked.append(asked)
@@ -112,8 +119,10 @@ class MatrixOfThisMachine:
             raise KeyboardInterrupt
         cells = [self._cell(asked, selector) for selector in asked.selectors]
         if asked.run == self.cannot_run:
-            failure = Failure(kind="environment", message="the machine is overloaded")
+            failure = Failure(kind="environment", message=f"no room in {Path.home()}/.cache\n{Path.home()}/x")
             cells = [cell.model_copy(update={"evidence": {}, "failure": failure}) for cell in cells]
+        if asked.run == self.disturbed:
+            cells = [beside_another_program(cell) for cell in cells]
         store_run(asked.results, str(asked.run), cells, gates=GATES, device=asked.device)
         log = asked.results / str(asked.run) / "logs" / f"{cells[0].cell}.log"
         log.parent.mkdir(parents=True, exist_ok=True)

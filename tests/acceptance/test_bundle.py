@@ -25,6 +25,7 @@ from toto_compat.acceptance.claims import Claim
 from toto_compat.acceptance.command import Wanted, accept
 from toto_compat.errors import RefusedError, StorageError
 from toto_compat.evidence.store import find_run, load_run, write_cell
+from toto_compat.runtimes.doctor import Finding, State
 
 MATRIX = Path(__file__).parents[2] / "matrix.yaml"
 
@@ -183,6 +184,35 @@ def test_no_folder_of_the_machine_is_in_what_is_committed(home: str, monkeypatch
     text = f"a/b {home}/x /srv/cache-of-somebody/venvs '/srv/results/gpu-acceptance/device' /rootfs"
     told = without_places(text, Path("/srv/results/gpu-acceptance"))
     assert told == f"a/b {'//x' if home == '/' else '~/x'} cache/venvs 'acceptance/device' /rootfs"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (r'{"message": "it failed:\n/home/somebody/x\t/home/somebody"}', r'{"message": "it failed:\n~/x\t~"}'),
+        ("no room in /home/somebody. Nor in /home/somebody.", "no room in ~. Nor in ~."),
+        ("/home/somebody.old /home/somebody-else /mnt/home/somebody", None),
+    ],
+)
+def test_a_folder_is_told_from_what_stands_around_it(
+    text: str, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert without_places(text, Path("/srv/results/gpu-acceptance")) == (text if told is None else told)
+
+
+def test_the_users_folder_is_in_no_file_of_a_bundle_also_where_something_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/josé")
+    found = Finding("wheels", State.MISSING, "no room in /home/josé/.cache")
+    monkeypatch.setattr(command, "examine", lambda _matrix: iter((found,)))
+    wanted = Wanted(tmp_path / "results", MATRIX)
+    accept(wanted, MatrixOfThisMachine(cannot_run="production-check"))
+    files = [path for path in (wanted.folder / "bundle").rglob("*") if path.is_file()]
+    telling = {path.name: text for path in files if "~/" in (text := path.read_text(encoding="utf-8"))}
+    assert {"acceptance.json", "acceptance.md", "acceptance.html", "doctor.json"} <= set(telling)
+    assert not [path for path in files if "/home/jos" in path.read_text(encoding="utf-8")]
 
 
 def test_what_a_log_or_torch_said_is_escaped_in_both_pages() -> None:

@@ -1,5 +1,6 @@
 """Claims that were only predicted: held, broken, or not shown, and never held without a GPU."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from tests.acceptance.gpu_cells import (
     CAPTURED,
     MUTATED,
     SPLIT,
+    beside_another_program,
     cell_of,
     checked,
     lowered,
@@ -15,13 +17,13 @@ from tests.acceptance.gpu_cells import (
     predicted,
     sabotaged,
 )
-from tests.verdict.sample_cells import with_figures
+from tests.verdict.sample_cells import with_figures, with_suite
 from tests.verdict.stored_runs import judged_run
 from toto_compat.acceptance.campaign import About, Campaign, Ended, StepName, StepRecord
 from toto_compat.acceptance.claims import Claim, Evidence, claims_of, partitions_text
 from toto_compat.acceptance.sabotages import ALL
 from toto_compat.acceptance.trials import FIXED_SIZE, WHOLE_MODELS, replay_of
-from toto_compat.contract.result import CellResult, Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate
 
@@ -108,6 +110,27 @@ def test_a_wrong_forecast_on_the_device_breaks_what_the_interpreter_said() -> No
     assert "0.4 of what eager's own noise allows" in told.predicted
 
 
+@pytest.mark.parametrize("how", ["raised", "NaN"])
+def test_a_forecast_without_a_number_is_worse_than_any_that_has_one(how: str) -> None:
+    row = checked(STATIC)
+    held = row.evidence[Suite.EQUIVALENCE]
+    raised = held.model_copy(
+        update={"outcome": Outcome.MODEL_FAILED, "figures": {}, "failure": Failure(kind="exception", message="boom")}
+    )
+    wrong = (
+        with_suite(row, Suite.EQUIVALENCE, raised)
+        if how == "raised"
+        else with_figures(row, {Gate.EQUIVALENCE: math.nan})
+    )
+    found = replace(evidence(), production=judged_run(row, wrong).cells)
+    told = claim(found, "forecasts as eager")
+    assert told.ended is Ended.BROKEN
+    assert told.found.endswith("(1 of 2 rows)")
+    assert (
+        "the compiled forecast raised: exception: boom" if how == "raised" else "the forecast holds NaN"
+    ) in told.found
+
+
 def test_a_gate_that_stays_inconclusive_on_a_gpu_is_named() -> None:
     undecided = with_figures(checked(STATIC), {Gate.MEMORY: Figure(value=None, missing="no counter")})
     told = claim(evidence(row=undecided), "every gate of a row")
@@ -171,6 +194,12 @@ def test_a_time_that_a_busy_machine_left_open_shows_nothing_and_breaks_nothing()
     told = claim(evidence(row=undecided), "every gate of a row")
     assert told.ended is Ended.NOT_SHOWN
     assert "latency_stability" in told.found
+
+
+def test_memory_that_others_took_some_of_shows_nothing_and_breaks_nothing() -> None:
+    told = claim(evidence(row=beside_another_program(checked(STATIC))), "every gate of a row")
+    assert told.ended is Ended.NOT_SHOWN
+    assert told.found == "INCONCLUSIVE: memory, memory_growth"
 
 
 def test_one_witness_is_no_proof_of_a_replay() -> None:

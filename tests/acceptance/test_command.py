@@ -16,8 +16,9 @@ from toto_compat.acceptance import command, sabotages
 from toto_compat.acceptance.bundle import AcceptanceReport
 from toto_compat.acceptance.campaign import REHEARSAL, Campaign, Ended, StepName
 from toto_compat.acceptance.command import Wanted, accept
-from toto_compat.acceptance.trials import MATRIX_FILE
+from toto_compat.acceptance.trials import MATRIX_FILE, lowered_for
 from toto_compat.cli import cli
+from toto_compat.contract.request import Environment
 from toto_compat.errors import EnvironmentBuildError, ExitCode, InputError, SelectionError
 from toto_compat.matrix.expand import expand, select
 from toto_compat.matrix.load import load_matrix
@@ -90,6 +91,14 @@ def test_every_run_that_is_asked_for_is_one_of_its_matrix(tmp_path: Path, monkey
     assert loaded.profiles["lowering"].architectures == ("sm_86",)  # what an sm_89 card takes of these wheels
 
 
+@pytest.mark.parametrize(
+    ("gpu", "taken"), [("sm_89", "sm_80"), ("sm_90", "sm_90a"), ("sm_107", "sm_100"), ("sm_110", ""), ("", "")]
+)
+def test_it_compiles_for_what_the_card_takes_of_a_wheel(gpu: str, taken: str) -> None:
+    wheel = Environment(torch="2.15.0", build="cu132", gpu_architectures=("sm_80", "sm_90a", "sm_100", "sm_103a"))
+    assert lowered_for(gpu, wheel) == taken
+
+
 def test_a_step_that_ended_is_not_taken_again_and_one_that_was_broken_off_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +126,23 @@ def test_what_could_not_be_run_is_not_shown_and_tried_again_at_the_next_start(
     second = MatrixOfThisMachine()
     assert accept(wanted(tmp_path), second) is Ended.HELD
     assert second.runs == [failing]
+
+
+def test_what_others_on_the_machine_left_undecided_is_measured_again_and_not_taken_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    assert accept(wanted(tmp_path), MatrixOfThisMachine(disturbed="production-check")) is Ended.NOT_SHOWN
+    second = MatrixOfThisMachine()
+    assert accept(wanted(tmp_path), second) is Ended.HELD
+    assert [(asked.run, asked.fresh) for asked in second.asked] == [("production-check", True)]
+
+
+def test_a_rehearsal_that_others_disturbed_is_not_walked_through_again(tmp_path: Path) -> None:
+    accept(wanted(tmp_path, rehearse=True), MatrixOfThisMachine(disturbed="production-check"))
+    second = MatrixOfThisMachine()
+    accept(wanted(tmp_path, rehearse=True), second)
+    assert second.runs == []
 
 
 @pytest.mark.parametrize("run", ["lowering", "device", "production-check", sabotages.ALL[0].cache])

@@ -75,11 +75,14 @@ def make_bundle(folder: Path, campaign: Campaign, claims: Sequence[Claim], docto
     environments = {
         cell.cell.environment: environment_of(cell) for run in runs for cell in run.cells if cell.provenance.torch
     }
-    write_atomically(bundle / "environments.json", json.dumps(environments, indent=1) + "\n")
-    write_atomically(bundle / "doctor.json", without_places(json.dumps(list(doctor), indent=1), folder) + "\n")
-    report = AcceptanceReport(
+    for name, told in (("environments", environments), ("doctor", list(doctor))):
+        text = json.dumps(told, indent=1, ensure_ascii=False)  # else a folder with an accent is not found in it
+        write_atomically(bundle / f"{name}.json", without_places(text, folder) + "\n")
+    whole = AcceptanceReport(
         rehearsal=campaign.about.rehearsal, warning=warning, campaign=campaign, claims=tuple(claims)
     )
+    # steps and claims quote what failed
+    report = AcceptanceReport.model_validate_json(without_places(whole.model_dump_json(by_alias=True), folder))
     write_model(bundle / ACCEPTANCE_FILE, report)
     write_atomically(bundle / "acceptance.md", as_markdown(report))
     write_atomically(bundle / "acceptance.html", as_page(report))
@@ -114,7 +117,8 @@ def without_places(text: str, folder: Path) -> str:
     places = {str(folder.resolve()): "acceptance", str(folder): "acceptance", str(cache_folder()): "cache", home: "~"}
     for place in sorted(places, key=len, reverse=True):
         if Path(place).is_absolute() and place != "/":  # which is the home of some containers' users
-            text = re.sub(rf"(?<![\w.~-]){re.escape(place)}(?![\w.-])", places[place], text)
+            # before it may stand a line's end as JSON writes it, after it the point of a sentence
+            text = re.sub(rf"((?<![\w.~-])|(?<=\\[nrt])){re.escape(place)}(?![\w-]|\.\w)", places[place], text)
     return text
 
 

@@ -1,5 +1,6 @@
 """What was only predicted before a GPU was there, a claim each, and whether the GPU bears it out."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from toto_compat.contract.strict_model import StrictModel
 from toto_compat.contract.suites import Suite
 from toto_compat.evidence.store import load_run
 from toto_compat.matrix.gates import Gate
-from toto_compat.verdict.judge import JudgedCell, Status
+from toto_compat.verdict.judge import JudgedCell, JudgedGate, Status, disturbed
 from toto_compat.verdict.judged_run import judge_run
 
 MOST_HOST_SYNCS = 1  # a mean forecast of fixed_size asks the device once, at its end
@@ -256,22 +257,31 @@ def _right_on_the_device(name: str, interpreted: Sequence[CellResult], rows: Seq
     ]
     decided = [one for one in on_gpu if one.status in (Status.PASS, Status.FAIL)]
     right = all(one.status is Status.PASS for one in decided)
-    values = [one.value for one in decided if one.value is not None]
     return Claim(
         claim=f"{name}: the code that Inductor makes of fixed_size for CUDA forecasts as eager",
         predicted=f"{max(ratios):.2g} of what eager's own noise allows, interpreted" if ratios else "not tried",
         by=f"Triton's interpreter ({INTERPRETED_RUN})",
-        found=f"{max(values):.2g} at worst, in {len(decided)} rows" if values else "no row was decided on a GPU",
+        found=_worst_text(decided),
         ended=(Ended.HELD if right else Ended.BROKEN) if decided else Ended.NOT_SHOWN,
     )
 
 
+def _worst_text(decided: Sequence[JudgedGate]) -> str:
+    """Tell the worst of these rows; one that raised or forecast NaN has no number and is worse than any."""
+    if not decided:
+        return "no row was decided on a GPU"
+    without = [one for one in decided if one.value is None or math.isnan(one.value)]
+    if without:
+        return f"{without[0].reason} ({len(without)} of {len(decided)} rows)"
+    return f"{max(one.value for one in decided if one.value is not None):.2g} at worst, in {len(decided)} rows"
+
+
 def _every_gate_decides(name: str, rows: Sequence[JudgedCell]) -> Claim:
     on_gpu = [row for row in rows if row.result.provenance.gpu]
-    gates = {gate for row in on_gpu for gate, one in row.gates.items() if one.status is Status.INCONCLUSIVE}
-    undecided = sorted(gate.value for gate in gates)
-    # a time is not decided on a machine that others use: that shows nothing of what a quiet one could
-    shown = bool(on_gpu) and not (gates and all(gate.rule.is_a_time for gate in gates))
+    open_ones = [(row, gate) for row in on_gpu for gate, one in row.gates.items() if one.status is Status.INCONCLUSIVE]
+    undecided = sorted({gate.value for _, gate in open_ones})
+    # what others on the machine left open shows nothing of what a quiet one could
+    shown = bool(on_gpu) and not (undecided and all(_may_be_of_others(row, gate) for row, gate in open_ones))
     return Claim(
         claim=f"{name}: every gate of a row of fixed_size can be decided on a GPU",
         predicted="yes",
@@ -281,6 +291,11 @@ def _every_gate_decides(name: str, rows: Sequence[JudgedCell]) -> Claim:
         else f"all of {len(on_gpu)} rows",
         ended=Ended.NOT_SHOWN if not shown else Ended.BROKEN if undecided else Ended.HELD,
     )
+
+
+def _may_be_of_others(row: JudgedCell, gate: Gate) -> bool:
+    """Tell if a quiet machine might have decided it: any time, and memory while others took some."""
+    return gate.rule.is_a_time or bool(disturbed(gate, row.result.evidence.get(gate.rule.suite)))
 
 
 def _sabotages(evidence: Evidence) -> Claim:

@@ -100,7 +100,7 @@ def _taken(acceptance: Acceptance, step: StepName, take: Callable[[Acceptance], 
     """Take a step unless it has ended before; one that an error ended, or that showed nothing, is tried again.
 
     So is one whose runs are no longer there: the state alone is no evidence. Finished runs are not made again: what is
-    tried again is what could not be run.
+    tried again is what could not be run, and what others on the machine left undecided.
     """
     before = acceptance.campaign.steps.get(step)
     if before is not None and before.ended is not Ended.NOT_SHOWN and has_runs(acceptance, step):

@@ -18,9 +18,10 @@ from toto_compat.evidence.files import write_atomically
 from toto_compat.evidence.store import load_run
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.schema import Matrix
+from toto_compat.runtimes.gpu import wheel_runs_on
 from toto_compat.runtimes.nvidia_smi import capability
 from toto_compat.runtimes.progress import say
-from toto_compat.verdict.judge import JudgedCell, Status
+from toto_compat.verdict.judge import JudgedCell, Status, disturbed
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
 
 MATRIX_FILE = "matrix.yaml"
@@ -54,9 +55,16 @@ class Acceptance:
         return self.campaign.about.rehearsal
 
     def take(self, name: str, profile: str, selectors: Sequence[str], *, lower_only: bool = False) -> JudgedRun:
-        """Run cells of the acceptance's own matrix, or take up the run that is there; finished cells are kept."""
+        """Run cells of the acceptance's own matrix, or take up the run that is there; finished cells are kept.
+
+        Not those of a run that others on the machine left undecided: the store has them too, so all are run afresh.
+        """
         folder = self.folder / name
-        if not is_finished(folder):
+        finished = is_finished(folder)
+        again = finished and not self.rehearsal and was_disturbed(judge_run(load_run(folder)))
+        if again:
+            say(f"{name}: others used the machine while it was measured: it is run again")
+        if again or not finished:
             asked = Asked(
                 selectors=tuple(selectors),
                 profile=profile,
@@ -64,6 +72,7 @@ class Acceptance:
                 device=Device.CPU.value if self.rehearsal else Device.CUDA.value,
                 run=name,
                 lower_only=lower_only,
+                fresh=again,
                 matrix_file=self.folder / MATRIX_FILE,
                 results=self.folder,
             )
@@ -77,6 +86,15 @@ def is_finished(folder: Path) -> bool:
         return False
     run = load_run(folder)
     return not run.unfinished and not any(cell.could_not_run for cell in run.cells)
+
+
+def was_disturbed(judged: JudgedRun) -> bool:
+    """Tell whether others on the machine kept a gate of a run from deciding."""
+    return any(
+        one.status is Status.INCONCLUSIVE and disturbed(gate, cell.result.evidence.get(gate.rule.suite))
+        for cell in judged.cells
+        for gate, one in cell.gates.items()
+    )
 
 
 def has_runs(acceptance: Acceptance, step: StepName) -> bool:
@@ -164,10 +182,9 @@ def _with_absolute_series(workload: Mapping[str, Any], folder: Path) -> dict[str
 
 def lowered_for(gpu: str, environment: Environment) -> str:
     """The architecture of the wheel that a GPU takes: its own, or the next lower one of its generation; '' if none."""
-    own = capability(gpu)
-    wheel = {one: found for one in environment.gpu_architectures if (found := capability(one))}
-    fitting = [one for one, (major, minor) in wheel.items() if own and major == own[0] and minor <= own[1]]
-    return max(fitting, key=lambda one: wheel[one], default="")
+    wheel = environment.gpu_architectures if capability(gpu) else ()
+    fitting = [one for one in wheel if wheel_runs_on(gpu, [one])]
+    return max(fitting, key=lambda one: capability(one) or (0, 0), default="")
 
 
 def write_matrix(folder: Path, document: Mapping[str, Any]) -> None:

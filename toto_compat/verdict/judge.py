@@ -138,7 +138,7 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit, *, is_lost: bo
         or _not_evidence(result, gate, evidence)
         or _no_figure(gate, evidence, figure)
         or _reference_is_no_better(gate, evidence, limit)
-        or _disturbed(gate, evidence)
+        or disturbed(gate, evidence)
         or _measured_in_part(gate, evidence, is_lost=is_lost)
         or _not_shown(gate, figure, limit)
     ):
@@ -246,7 +246,7 @@ def _reference_is_no_better(gate: Gate, evidence: SuiteEvidence | None, limit: G
     return f"upstream eager itself has {reference.value:g}{unit}, limit {limit.text}"
 
 
-def _disturbed(gate: Gate, evidence: SuiteEvidence | None) -> str:
+def disturbed(gate: Gate, evidence: SuiteEvidence | None) -> str:
     """Say what kept a time or a GPU's memory from meaning anything: then it decides nothing; '' if nothing did."""
     if evidence is None or evidence.outcome is not Outcome.MEASURED:
         return ""
