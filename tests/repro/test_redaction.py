@@ -64,6 +64,8 @@ HIDDEN = [
         "token=SecretStr( '{}')",
         "password={{1: '{}'}}",
     ),
+    *("sshpass -p {} ssh h", "+ sshpass -p '{}' scp a h:", "mysql -u root -p{} toto", "mysqldump -h h -p {} toto"),
+    *("docker login -u me -p {} host", "podman login -p={} host"),
     *("machine h login u password {}", "  password {}", "curl -u admin:{} https://x", "--user a:{}", "['-u', 'a:{}']"),
     # other words for it
     *(
@@ -117,6 +119,10 @@ def test_a_secret_is_found_however_it_is_written(form: str) -> None:
 def test_a_secret_in_base64_is_found_though_it_has_slashes(name: str) -> None:
     assert BASE64 not in redact(f"{name}={BASE64}")
     assert BASE64 not in str(redact_variables({name: BASE64}))
+
+
+def test_a_key_that_wandb_is_given_is_found() -> None:
+    assert redact(f"wandb login --relogin {'0123456789abcdef' * 2}01234567") == f"wandb login --relogin {REDACTED}"
 
 
 @pytest.mark.parametrize("name", ["TOTO_API_KEY_PROD", "CUDA_CREDS", "TOTO_MODEL_API_SECRET_KEY_V2", "TOTO_PASSWORD_1"])
@@ -240,6 +246,8 @@ def test_what_the_compiler_says_passes_unchanged(log: Path) -> None:
         "/usr/lib/python3.11/secrets.py:33: in token_hex",
         "token=None, password='' api_key: null pw=***",
         "docker run --user 1000:1000",
+        "docker run -p 8080:80 mysql; mysql -u root toto && mkdir -p /srv/x",
+        "wandb login --relogin",
         "# Second pass: adjust the choices; pass1 = PyCodegen(self, root)",
         'key = node.meta["from_node"][0].aot_artifacts_7.name',
         "git+https://host:443/x/toto@0123abc",
@@ -282,6 +290,7 @@ def test_redacting_twice_changes_nothing_more(text: str) -> None:
             '\\"',
         ),
         *("token=(", "token=(\n", 'token=\\\\"x ', "-eyJaaaaaaaa", "password: a ", "password:\n  ", "x-key", "\x1b[1"),
+        *("mysql ", "mysql -p", "docker login ", "wandb login -a "),
         *("login password ", "-u a", "'--token', ", "('token', ", "token='\"`", "sig=A1/", " ", "password='\\'"),
     ],
 )

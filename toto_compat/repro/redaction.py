@@ -18,6 +18,7 @@ from toto_compat.repro.secret_shapes import (
     BLOCK_MARK,
     BRACKET,
     COLOUR,
+    COMMAND,
     CONTINUED,
     ESCAPED,
     HEADER,
@@ -61,7 +62,7 @@ def redact(text: str) -> str:
     text = URL.sub(rf"\g<name>{REDACTED}@", text)
     text = URL_WITH_SLASH.sub(_url_without_password, text)
     text = redact_encoded(text)
-    for pattern in (PARAMETER, HEADER, USER, NETRC):
+    for pattern in (PARAMETER, HEADER, USER, COMMAND, NETRC):
         text = pattern.sub(_without_value, text)
     for pattern in (OPTION, ARGUMENT, PAIR):
         text = pattern.sub(_if_secret, text)

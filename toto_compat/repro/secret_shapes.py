@@ -45,6 +45,13 @@ USER = re.compile(
     r"[^\s:\"']++:)"
     r"(?P<value>(?!<redacted>)[^\s\"']+)"
 )
+# Programs whose -p, or the one word behind which, is a password: sshpass -p x, mysql -px, wandb login x
+COMMAND = re.compile(
+    r"(?P<name>(?<![\w./-])(?:sshpass|(?:mysql|mariadb)[\w-]{0,20}+|(?:docker|podman|nerdctl|skopeo|oc|az)[ \t]++login)"
+    r"(?=[ \t])(?:(?![ \t]-p)[^\n;|&]){0,200}+[ \t]-p[ \t=]*+"
+    r"|(?<![\w./-])wandb[ \t]++login[ \t]++(?:--?[\w-]++[ \t]++)*+(?=[\w-]{20}))"
+    rf"(?P<value>(?!<redacted>|-)(?>{_QUOTED}|\\\S|\S)++)"
+)
 NETRC = re.compile(
     r"(?P<name>(?:^[ \t]*+|(?<=\s)login[ \t]++\S++[ \t]++)password[ \t]++)"
     r"(?P<value>(?!<redacted>)[^\s=:]\S*+)(?=[ \t]*+$)",
