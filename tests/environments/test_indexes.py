@@ -34,6 +34,8 @@ def test_an_online_build_gets_index_and_certificates_but_no_folder_of_this_machi
     assert found == b"certificate"
 
 
-@pytest.mark.parametrize("index", ["http://127.0.0.1:9/", "ftp://example.org", "nonsense", "http://[broken"])
+@pytest.mark.parametrize(
+    "index", ["http://127.0.0.1:9/", "ftp://example.org", "nonsense", "http://[broken", "http://a b"]
+)
 def test_an_index_that_cannot_be_asked_does_not_answer(index: str) -> None:
     assert index_answers(index, patience=1) is False

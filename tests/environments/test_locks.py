@@ -1,5 +1,7 @@
 """Locks pin everything, say what they were made for, and notice when that changed."""
 
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from toto_compat.environments.locks import (
     read_base_digests,
     read_lock,
     record_base_digest,
+    size_of,
     stale_because,
 )
 from toto_compat.errors import EnvironmentBuildError
@@ -164,6 +167,20 @@ def test_a_digest_that_is_still_open_is_none(tmp_path: Path) -> None:
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks" / "base-images.yaml").write_text('"python:3.11-slim":\n', encoding="utf-8")
     assert read_base_digests(tmp_path) == {}
+
+
+def test_a_size_that_an_index_does_not_tell_is_none() -> None:
+    """A server that speaks no HTTP raises what is no OSError."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"220 mail.example ESMTP\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        assert size_of(f"http://127.0.0.1:{server.getsockname()[1]}/torch-2.13.0-py3-none-any.whl") == 0
 
 
 def test_check_names_the_environments_whose_locks_are_stale(tmp_path: Path) -> None:

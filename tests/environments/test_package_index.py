@@ -80,6 +80,14 @@ def test_an_index_in_a_folder_is_read(tmp_path: Path) -> None:
     assert wheel.url == (tmp_path / "files" / TORCH).as_uri()
 
 
+@pytest.mark.parametrize("setting", ["indexes", "folders"])
+def test_a_setting_that_is_no_address_is_told_without_its_password(setting: str) -> None:
+    usual = {"indexes": ("https://index.example/simple",)}
+    with pytest.raises(EnvironmentBuildError, match=r"pip is set to ask '\[::1/simple'") as told:
+        IndexSettings(**{**usual, setting: (*usual["indexes"], "https://me:secret@[::1/simple")})  # type: ignore[arg-type]
+    assert "secret" not in str(told.value)
+
+
 def test_a_password_is_not_shown() -> None:
     assert redacted("https://me:secret@index.example/simple/torch/") == "https://****@index.example/simple/torch/"
 

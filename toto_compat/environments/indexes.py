@@ -1,6 +1,7 @@
 """Where pip gets packages from: the environment's own index where it answers, and the user's settings."""
 
 import configparser
+import http.client
 import io
 import os
 import subprocess
@@ -25,7 +26,7 @@ def index_answers(index: str, patience: float = _PATIENCE_SECONDS) -> bool:
         request = urllib.request.Request(index.rstrip("/") + "/torch/", method="HEAD")  # noqa: S310 - http(s), see above
         with urllib.request.urlopen(request, timeout=patience):  # noqa: S310
             return True
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return False
 
 

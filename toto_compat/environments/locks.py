@@ -5,6 +5,7 @@ asked for (so that a stale lock is noticed), the layer a package belongs to, its
 """
 
 import hashlib
+import http.client
 import json
 import re
 import subprocess
@@ -330,7 +331,7 @@ def size_of(url: str) -> int:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=10) as answer:  # noqa: S310
             return int(answer.headers.get("Content-Length") or 0)
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return 0
 
 

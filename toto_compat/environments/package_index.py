@@ -46,6 +46,14 @@ class IndexSettings:
     trusted_hosts: tuple[str, ...] = ()
     proxy: str = ""
 
+    def __post_init__(self) -> None:
+        for address in (*self.indexes, *self.folders):
+            try:
+                urlsplit(address)
+            except ValueError as error:
+                shown = address.rpartition("@")[2]  # without a password
+                raise EnvironmentBuildError(f"pip is set to ask {shown!r}, no address: {error}", hint=HINT) from error
+
 
 @dataclass(frozen=True)
 class WheelFile:
