@@ -79,6 +79,15 @@ def test_a_remote_engine_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -
         open_client()
 
 
+def test_an_engine_with_tls_and_no_certificates_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
+    with pytest.raises(EngineError, match=r"no cert\.pem, key\.pem and ca\.pem there") as caught:
+        open_client()
+    assert "DOCKER_CERT_PATH" in caught.value.hint
+
+
 def test_the_current_context_names_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import hashlib
     import json

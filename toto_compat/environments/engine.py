@@ -86,11 +86,17 @@ def _tls_from_variables() -> TLSConfig | None:
     if not os.environ.get("DOCKER_TLS_VERIFY") and not os.environ.get("DOCKER_CERT_PATH"):
         return None
     folder = Path(os.environ.get("DOCKER_CERT_PATH") or Path.home() / ".docker")
-    return TLSConfig(
-        client_cert=(str(folder / "cert.pem"), str(folder / "key.pem")),
-        ca_cert=str(folder / "ca.pem"),
-        verify=bool(os.environ.get("DOCKER_TLS_VERIFY")),
-    )
+    try:
+        return TLSConfig(
+            client_cert=(str(folder / "cert.pem"), str(folder / "key.pem")),
+            ca_cert=str(folder / "ca.pem"),
+            verify=bool(os.environ.get("DOCKER_TLS_VERIFY")),
+        )
+    except docker.errors.TLSParameterError as error:
+        raise EngineError(
+            f"{folder}: no cert.pem, key.pem and ca.pem there, which the engine is to be asked with",
+            hint="correct DOCKER_CERT_PATH, or unset it and DOCKER_TLS_VERIFY",
+        ) from error
 
 
 def blame_connection(endpoint: str, error: BaseException) -> EngineError:
