@@ -10,6 +10,7 @@ from importlib import resources
 
 from toto_compat.acceptance.campaign import Ended
 from toto_compat.contract.caches import SABOTAGES
+from toto_compat.contract.result import Outcome
 from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.judge import JudgedCell, Status
 
@@ -73,11 +74,17 @@ def sabotaged_caches() -> str:
 
 
 def caught(sabotage: Sabotage, cell: JudgedCell) -> tuple[Ended, str]:
-    """Tell whether its gate failed it; a gate that does not apply on a CPU is shown by its prediction."""
-    judged = cell.gates.get(sabotage.gate)
+    """Tell whether its gate failed it; a gate that does not apply on a CPU is shown by its prediction.
+
+    One whose forecast raised turns every gate red, which shows nothing of them; but torch itself may refuse what breaks
+    the rules of a replay.
+    """
+    judged, evidence = cell.gates.get(sabotage.gate), cell.result.evidence.get(sabotage.gate.rule.suite)
     what = f"{sabotage.name} ({sabotage.description})"
     if judged is None:
         return Ended.NOT_SHOWN, f"{what}: {sabotage.gate.value} was not judged"
+    if evidence and evidence.outcome is Outcome.MODEL_FAILED and not sabotage.of_graphs:
+        return Ended.NOT_SHOWN, f"{what}: it did not get as far as {sabotage.gate.value}: {judged.reason}"
     if judged.status is Status.FAIL:
         return Ended.HELD, f"{what}: caught, {sabotage.gate.value} FAIL: {judged.reason}"
     if judged.status is Status.PASS:
