@@ -12,7 +12,11 @@ import pytest
 
 codecache = pytest.importorskip("torch._inductor.codecache")
 
-from toto_compat.model.compiler_head_start import give_compiler_head_start  # noqa: E402
+from torch._inductor import config  # noqa: E402
+
+from toto_compat.model.bound import CompileSpec  # noqa: E402
+from toto_compat.model.compile_step import _lowering  # noqa: E402
+from toto_compat.model.compiler_head_start import give_compiler_head_start, vectors_are_known_to_work  # noqa: E402
 
 pytestmark = pytest.mark.cell
 
@@ -91,3 +95,14 @@ def test_a_failing_compiler_is_left_to_the_first_real_kernel(monkeypatch: pytest
     monkeypatch.setattr(codecache.CppPythonBindingsCodeCache, "load_pybinding_async", fail)
     give_compiler_head_start().join()
     assert not uncaught
+
+
+def test_an_option_without_a_type_is_not_given_to_releases_that_take_none_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every compile of fixed_size raised on 2.4.1 and 2.5.1: `Unexpected type of attr cpp.vec_isa_ok`."""
+    assert ("cpp.vec_isa_ok" in _lowering(CompileSpec())["options"]) is vectors_are_known_to_work()
+    for one in type(config).__mro__:
+        if "get_type" in vars(one):
+            monkeypatch.delattr(one, "get_type")
+    assert "cpp.vec_isa_ok" not in _lowering(CompileSpec())["options"]

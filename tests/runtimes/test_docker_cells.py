@@ -61,7 +61,7 @@ def finished(folder: Path) -> dict[str, subprocess.CompletedProcess[str]]:
     built = command("images", "build", ENVIRONMENT, folder=folder)
     assert built.returncode == ExitCode.OK, built.stdout + built.stderr
     in_docker = ("--runtime", "docker")
-    commands = {
+    commands: dict[str, tuple[str, ...]] = {
         profile: ("matrix", f"{ENVIRONMENT}/{cache}/default", "--profile", profile, "--device", "cpu", "--run", profile)
         for cache, profile in RUNS.items()
     }

@@ -71,7 +71,8 @@ def _lowering(spec: CompileSpec) -> dict[str, Any]:
     ours |= onednn_options()
     if hasattr(torch.compiler, "keep_tensor_guards_unsafe"):  # came together with the option itself
         ours["guard_filter_fn"] = _all_but_tensors
-    if vectors_are_known_to_work():
+    if vectors_are_known_to_work() and hasattr(torch._inductor.config, "get_type"):
+        # before 2.6 torch.compile takes nothing but None for an option that is None by default
         ours["cpp.vec_isa_ok"] = True
     if spec.cache_dir is not None:
         ours["fx_graph_cache"] = True

@@ -6,6 +6,7 @@ Run by an environment's interpreter. It knows nothing of the live observer, so t
 is a second opinion on what that counted.
 """
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,26 @@ def log_repeated_breaks() -> None:
         checker.add = lambda _key: True
 
 
+def log_branches() -> None:
+    """Up to 2.5 a branch on a tensor's value is told in dynamo's own log alone: have it written among the breaks."""
+    # torch, see above
+    import torch
+
+    if torch.__version__ >= (2, 6):  # which write it there themselves
+        return
+
+    def is_branch(record: logging.LogRecord) -> bool:
+        return record.getMessage() == "generic_jump triggered compile"
+
+    breaks = logging.StreamHandler()
+    breaks.setFormatter(logging.Formatter("[__graph_breaks] Graph break: %(message)s"))
+    breaks.addFilter(is_branch)
+    log = logging.getLogger("torch._dynamo.symbolic_convert")
+    log.addFilter(lambda record: is_branch(record) or record.levelno >= logging.WARNING)  # not every instruction
+    log.addHandler(breaks)
+    log.setLevel(logging.DEBUG)
+
+
 def main(request_file: str) -> None:
     # torch, see above
     import torch
@@ -52,6 +73,7 @@ def main(request_file: str) -> None:
     request = CellRequest.model_validate_json(Path(request_file).read_bytes())
     torch.set_num_threads(request.limits.threads)
     log_repeated_breaks()
+    log_branches()
     trial = Trial.of(request, QuietLock(None))
     model = trial.compiled(batch_sizes=trial.batch_sizes)
     for planned in plan_forecasts(trial.workload):

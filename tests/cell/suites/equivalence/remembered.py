@@ -43,7 +43,8 @@ def _remembered(method: Callable[..., Any], answers: _Answers, *, draws: bool) -
 
 def _identity(name: str, model: WholeModel, asked: tuple[Any, ...], how: dict[str, Any]) -> bytes:
     """Everything that an answer of eager depends on."""
-    within = (torch.get_num_threads(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+    checked = torch.distributions.Distribution._validate_args  # else NaN is answered and not refused
+    within = (torch.get_num_threads(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), checked)
     digest = hashlib.sha256(repr((name, model.cache_class, sorted(how.items()), within)).encode())
     parts = [value for one in asked for value in (vars(one).values() if isinstance(one, Series) else (one,))]
     for part in (*model.model.state_dict().values(), *parts):
