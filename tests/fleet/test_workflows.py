@@ -209,6 +209,30 @@ def test_results_are_merged_published_and_told_once(runner: Runner) -> None:
     assert runner.opened == 1
 
 
+def test_results_that_cannot_be_read_today_are_not_written_over(runner: Runner) -> None:
+    shutil.rmtree(runner.folder / "remote.git")
+    for job in ("watch", "publish"):
+        with pytest.raises(AssertionError, match="does not appear to be a git repository"):
+            runner.run(job, "Get the last results")
+    assert not (runner.work / "published").exists()
+
+
+@pytest.mark.parametrize(("answered", "ends", "kept"), [("200", 0, True), ("404", 0, False), ("503", 1, True)])
+def test_on_gitlab_only_results_that_were_never_there_are_done_without(
+    runner: Runner, answered: str, ends: int, kept: bool
+) -> None:
+    script = next(one for name, one in scripts().items() if "gitlab-cells.yml, pages" in name and "http_code" in one)
+    curl = runner.folder / "tools" / "curl"
+    curl.write_text(f"#!/bin/sh\necho content > published/run.zip\nprintf {answered}\n", encoding="utf-8")
+    curl.chmod(0o755)
+    (runner.work / "published").mkdir()
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+    variables = runner.variables | {"CI_JOB_TOKEN": "x", "PACKAGE": "https://gitlab.example/run.zip"}
+    done = subprocess.run(command, cwd=runner.work, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == ends, done.stderr
+    assert (runner.work / "published" / "run.zip").exists() is kept
+
+
 def test_on_gitlab_one_release_that_fails_keeps_no_other_away(runner: Runner) -> None:
     """The shell of `lower`, with commands that read all of their input as pip and nox may."""
     script = next(one for name, one in scripts().items() if name.startswith("gitlab-ci.yml, lower") and "while" in one)
