@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from toto_compat.errors import InputError
+from toto_compat.production import torch_trace
 from toto_compat.production.analyze import analyze_logs
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
@@ -50,4 +51,20 @@ def test_without_tlparse_its_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"toto-compat\[logs\]"):
+        analyze_logs([str(TRACE)])
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [("exec sleep 60", "it did not end within 0.1 s"), ("exit 3", "it ended with 3"), ("exit 0", "it wrote no report")],
+)
+def test_a_tlparse_that_hangs_or_says_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, told: str
+) -> None:
+    program = tmp_path / "tlparse"
+    program.write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(torch_trace, "tlparse_program", lambda: str(program))
+    monkeypatch.setattr(torch_trace, "_SECONDS", 0.1 if "sleep" in does else 60.0)
+    with pytest.raises(InputError, match=told):
         analyze_logs([str(TRACE)])

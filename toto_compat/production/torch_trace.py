@@ -37,20 +37,25 @@ def trace_events(folder: Path, name: str) -> Iterator[Event]:
     for trace in sorted(folder.glob(_TRACES)):
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / "out"
-            done = subprocess.run(
-                [tlparse, "--no-browser", "--plain-text", "-o", str(out), str(trace)],
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
-            )
-            if done.returncode or not (out / "raw.jsonl").exists():
-                said = (done.stderr.strip().splitlines() or ["it wrote no report"])[-1]
+            said = _why_not_read([tlparse, "--no-browser", "--plain-text", "-o", str(out), str(trace)])
+            if said or not (out / "raw.jsonl").exists():
                 raise InputError(
-                    f"{name}/{trace.name}: tlparse could not read it: {printable(said)[:200]}",
+                    f"{name}/{trace.name}: tlparse could not read it: {printable(said or 'it wrote no report')[:200]}",
                     hint="Was the process ended while it wrote? Delete the file and analyze the rest.",
                 )
             yield from _events_of(out, f"{name}/{trace.name}")
+
+
+def _why_not_read(command: list[str]) -> str:
+    """Run tlparse; the last thing that it said where it failed, '' where it did not."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"it did not end within {_SECONDS:g} s"
+    if not done.returncode:
+        return ""
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"it ended with {done.returncode}"
 
 
 def tlparse_program() -> str:
