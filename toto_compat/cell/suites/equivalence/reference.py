@@ -29,8 +29,8 @@ from toto_compat.model.series import Series
 
 Part = Callable[[BoundModel, Scenario, Series, Tensor], dict[str, Tensor]]
 
-# Another seed each: a null of one draw would be as good as luck. Many rows hang on many roundings, and three do, unless one
-# row is far larger than the rest: then four times the largest of four is exceeded once in 260 of a single rounding.
+# Another seed each: a null of one draw would be as good as luck. Many rows hang on many roundings, and three do, unless
+# one row is far larger than the rest: then four times the largest of four is exceeded once in 260 of one rounding.
 NUDGES = (0, 1, 2, 3, 4)
 _NUDGES_OF_MANY_ROWS = 3
 _FEW_ROWS = 16
