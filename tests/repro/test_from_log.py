@@ -8,10 +8,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from tests.repro.production_events import LIMIT_HIT
+from toto_compat.contract.request import CompileSettings
 from toto_compat.errors import ExitCode, InputError, StorageError, TotoCompatError
 from toto_compat.repro.command import repro_command
 from toto_compat.repro.drafted import write_incident
-from toto_compat.repro.incident import Incident, is_like, load_incident
+from toto_compat.repro.incident import Incident, is_like, load_incident, match_event
 from toto_compat.repro.production_freeze import read_freeze
 from toto_compat.repro.seen import guess_cache, how_sure, read_log
 
@@ -49,10 +51,10 @@ def test_productions_raw_lines_name_2_9_0_first_and_productions_environment(tmp_
     assert "best first: 2.9.0, 2.9.1" in printed
     assert "# unknown: the workload" in text
     limit = incident.expect[0]
-    assert (limit.function, limit.limit, limit.reason) == (
+    assert (limit.function, limit.limit, limit.reason_like) == (
         "positional_embedding",
         8,
-        "6/7: kv_cache._current_idx[7] == 0",
+        "*/7: kv_cache._current_idx[7] == 0",
     )
 
 
@@ -86,9 +88,97 @@ def test_the_lines_of_a_run_on_2_13_0_are_certain_and_name_the_interpreter(tmp_p
     assert how_sure(seen.releases).startswith("certain")
     assert seen.python == "3.11"
     assert incident.environment == "torch-2.13.0-cpu"
-    assert incident.expect[0].compile_id == "6/8"
+    assert (incident.expect[0].file, incident.expect[0].line) == ("toto/model/attention.py", 105)
     assert "# unknown: the mode" in text
     assert incident.mode == "default"
+
+
+@pytest.mark.parametrize(("frame", "reason"), [("31", "31/7"), ("6", "6/7"), ("6", "6/7_1")])
+def test_what_a_service_compiled_before_does_not_keep_its_incident_from_coming_again(
+    tmp_path: Path, frame: str, reason: str
+) -> None:
+    log = tmp_path / "service.log"
+    log.write_text(LIMIT.replace("[6/8]", f"[{frame}/8]").replace("6/7:", f"{reason}:"), encoding="utf-8")
+    incident, _, _ = from_log(log, tmp_path / "i.yaml")
+    (expected,) = incident.expect
+    here = LIMIT_HIT.model_copy(update={"reason": LIMIT_HIT.reason.replace("7:", f"{reason.partition('/')[2]}:")})
+    assert match_event(expected, [here]).holds
+    for other in ({"function": "forward"}, {"reason": "6/3: kv_cache._current_idx[7] == 0"}, {"limit": 9}):
+        assert not match_event(expected, [here.model_copy(update=other)]).holds
+
+
+@pytest.mark.parametrize(
+    ("hit", "torch", "settings"),
+    [
+        ("recompile_limit (8)", "2.13.0", CompileSettings()),
+        ("recompile_limit (256)", "2.13.0", CompileSettings(recompile_limit=256)),
+        ("recompile_limit (64)", "2.13.0", CompileSettings(recompile_limit=64)),
+        ("accumulated_recompile_limit (256)", "2.13.0", CompileSettings()),
+        ("accumulated_recompile_limit (400)", "2.13.0", CompileSettings(accumulated_recompile_limit=400)),
+        ("accumulated_recompile_limit (8)", "2.13.0", CompileSettings(accumulated_recompile_limit=8)),
+        ("cache_size_limit (16)", "2.5.1", CompileSettings(recompile_limit=16)),
+        ("accumulated_cache_size_limit (64)", "2.3.1", CompileSettings()),
+        ("accumulated_cache_size_limit (64)", "2.5.1", CompileSettings(accumulated_recompile_limit=64)),
+        ("accumulated_recompile_limit (256)", "2.16.0", CompileSettings()),  # younger than the table of defaults
+    ],
+)
+def test_a_limit_that_is_not_the_releases_own_is_set_under_its_own_name(
+    tmp_path: Path, hit: str, torch: str, settings: CompileSettings
+) -> None:
+    log = tmp_path / "service.log"
+    log.write_text(LIMIT.replace("recompile_limit (8)", hit), encoding="utf-8")
+    incident, _, _ = from_log(log, tmp_path / "i.yaml", "--torch", torch)
+    assert incident.settings == settings
+    assert f"({incident.expect[0].limit})" in hit
+
+
+def test_a_log_of_several_incidents_says_so_and_expects_what_one_process_can_show(tmp_path: Path) -> None:
+    _, text, printed = from_log(PRODUCTION, tmp_path / "i.yaml")
+    for told in ("events of 5 days", "positions that are tensors, which no one cache has", "cut the log"):
+        assert told in text and told in printed
+    log = tmp_path / "two.log"
+    other = LIMIT.replace("(8)", "(256)").replace("positional_embedding", "forward")
+    log.write_text(f"{LIMIT}{other}", encoding="utf-8")
+    incident, text, _ = from_log(log, tmp_path / "j.yaml")
+    assert (incident.settings, [one.limit for one in incident.expect]) == (CompileSettings(), [8])
+    assert "recompile_limit at 8 and at 256" in text
+    assert "also in the log, not expected here: recompile_limit in forward" in text
+    log.write_text(LIMIT, encoding="utf-8")
+    assert "several" not in from_log(log, tmp_path / "k.yaml")[1]
+
+
+def test_scalar_capture_that_the_log_shows_and_the_cache_is_not_made_for_is_told(tmp_path: Path) -> None:
+    incident, text, _ = from_log(PRODUCTION, tmp_path / "i.yaml")
+    assert incident.cache == "list_index" and not incident.settings.capture_scalar_outputs
+    assert "scalar capture is not set, since list_index was not made for it. Yet `incompatible op aten._local" in text
+
+
+def test_the_log_is_named_as_the_file_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "prod.log").write_text(LIMIT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "incidents").mkdir()
+    incident, _, _ = from_log(Path("logs/prod.log"), Path("incidents/i.yaml"))
+    assert incident.log == "../logs/prod.log"
+    secret = tmp_path / "hf_abcdefghijklmnopqrstuvwxyz0123.log"
+    secret.write_text(LIMIT, encoding="utf-8")
+    incident, text, printed = from_log(secret, tmp_path / "j.yaml")
+    assert incident.log is None and "hf_abc" not in text + printed
+
+
+def test_of_the_services_own_code_no_place_is_expected(tmp_path: Path) -> None:
+    log = tmp_path / "service.log"
+    own = LIMIT.replace("/venv/lib/python3.11/site-packages/toto/model/attention.py:105", "/srv/bot/kv.py:57")
+    log.write_text(
+        own + own.replace("positional_embedding", "torch_dynamo_resume_in_append_at_57").replace("[7]", "[8]"),
+        encoding="utf-8",
+    )
+    incident, text, _ = from_log(log, tmp_path / "i.yaml")
+    assert [(one.function, one.file, one.line) for one in incident.expect] == [
+        ("positional_embedding", None, None),
+        (None, None, None),
+    ]
+    assert "kv.py:57 is the service's own: no place is expected" in text
 
 
 @pytest.mark.parametrize("release", ["2.5.1", "2.9.0", "2.13.0", "2.15.0"])
@@ -237,7 +327,7 @@ def test_a_guard_on_a_number_is_expected_word_for_word_whatever_its_name(tmp_pat
     log = tmp_path / "x.log"
     log.write_text(LIMIT.replace("kv_cache._current_idx[7]", "L['self'].access_token"), encoding="utf-8")
     incident, _, _ = from_log(log, tmp_path / "i.yaml")
-    assert incident.expect[0].reason == "6/7: L['self'].access_token == 0"
+    assert incident.expect[0].reason_like == "*/7: L['self'].access_token == 0"
 
 
 FREEZE = "torch==2.9.0+cu128\ntoto-ts==0.2.0\n"

@@ -120,7 +120,8 @@ def from_log(options: Bundling, matrix_file: Path | None) -> None:
     seen = read_log_or_explain(options.from_log)
     matrix = load_matrix(find_matrix_file(matrix_file))
     freeze = read_freeze(options.freeze) if options.freeze else None
-    draft = draft_incident(seen, matrix, torch=options.torch, freeze=freeze, env=options.env_file)
+    beside = options.output.parent if options.output else Path()
+    draft = draft_incident(seen, matrix, torch=options.torch, freeze=freeze, env=options.env_file, beside=beside)
     target = options.output or Path(f"incident-{draft.keys['date']}.yaml")
     write_incident(as_yaml(draft, seen), target)
     print_out(f"{target}: {draft.keys['title']} ({draft.keys['date']})")

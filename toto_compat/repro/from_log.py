@@ -3,6 +3,7 @@
 It fills in what they show and says what they cannot: every guess has its reason beside it, every gap is named.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -11,17 +12,15 @@ from typing import Any
 
 from packaging.version import Version
 
-from toto_compat.contract.events import Event, EventKind
-from toto_compat.contract.failure_messages import FAILURE_KINDS
 from toto_compat.contract.request import TORCH_RELEASE, Device
 from toto_compat.errors import InputError
 from toto_compat.matrix.schema import Matrix
 from toto_compat.production import env_file
 from toto_compat.repro.drafted import Draft
+from toto_compat.repro.expected import OF_CUDA, expected_event, is_installed, setting_of, torchs_own
 from toto_compat.repro.production_freeze import Freeze
 from toto_compat.repro.redaction import REDACTED, redact, redact_variables
 from toto_compat.repro.seen import (
-    OF_CUDA,
     Guess,
     Seen,
     SeenEvent,
@@ -40,9 +39,18 @@ _WORKLOAD = {"model": "tiny", "context": [128, 256], "horizon": [96, 64], "batch
 
 
 def draft_incident(
-    seen: Seen, matrix: Matrix, *, torch: str | None = None, freeze: Freeze | None = None, env: Path | None = None
+    seen: Seen,
+    matrix: Matrix,
+    *,
+    torch: str | None = None,
+    freeze: Freeze | None = None,
+    env: Path | None = None,
+    beside: Path = Path(),
 ) -> Draft:
-    """Fill in an incident from what is there; every string of the log has passed the redaction."""
+    """Fill in an incident from what is there; every string of the log has passed the redaction.
+
+    `beside` is the folder that the incident's file goes into.
+    """
     draft = Draft()
     first = seen.events[0].example
     where = f" in {first.function}" if first.function else ""
@@ -50,7 +58,10 @@ def draft_incident(
     draft.put("title", redact(f"{first.kind.value.replace('_', ' ')}{where}"))
     _put_date(draft, seen)
     draft.put("source", one_line(f"log {Path(seen.log).name}"))
-    _put_stack(draft, seen, matrix, torch, freeze)
+    if seen.several:
+        draft.unknown.append(f"which incident is meant, if these are several: {'; '.join(seen.several)}; cut the log")
+    _put_log(draft, seen, beside)
+    release = _put_stack(draft, seen, matrix, torch, freeze)
     cache = guess_cache(seen)
     draft.put("cache", cache.value, f"{'shown' if cache.sure else 'guessed'}: {redact(cache.because)}")
     if not cache.sure:
@@ -58,7 +69,7 @@ def draft_incident(
     draft.told.append(f"cache    {cache.value}: {cache.because}")
     variables = _variables(env)
     _put_mode(draft, seen, variables)
-    _put_settings(draft, seen, variables, cache)
+    _put_settings(draft, seen, variables, cache, release)
     if env is not None:
         _put_variables(draft, variables, env)
     draft.put(
@@ -92,8 +103,15 @@ def _put_date(draft: Draft, seen: Seen) -> None:
         draft.unknown.append("the day")
 
 
-def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, freeze: Freeze | None) -> None:
-    """Name the environment of matrix.yaml that has the release, or pins of the incident's own."""
+def _put_log(draft: Draft, seen: Seen, beside: Path) -> None:
+    """Name the log as the incident's file will find it, where it is a file with a name that can be told."""
+    place = os.path.relpath(seen.log, beside)
+    if Path(seen.log).is_file() and place.isprintable() and redact(place) == place:
+        draft.put("log", place)
+
+
+def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, freeze: Freeze | None) -> str:
+    """Name the environment of matrix.yaml that has the release, or pins of the incident's own; return the release."""
     release, because = _release(seen, torch, freeze)
     shown = ", ".join(one.release for one in seen.releases[:8])
     told = [f"torch {release}: {because}"]
@@ -114,7 +132,7 @@ def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, free
             found = f"the log's paths say {seen.python}" if seen.python else "the log does not name it"
             draft.unknown.append(f"python: {found}, the environment has {matrix.environments[name].python}")
         draft.unknown.append("toto-ts, its version, and every other package: give --freeze")
-        return
+        return release
     python = seen.python or "3.11"
     if freeze is None:
         pins: dict[str, Any] = {"torch": release, "cuda": _likely_build(matrix, release), "python": python}
@@ -130,6 +148,7 @@ def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, free
         told.append("unknown: python; nothing names it")
         draft.unknown.append(f"python: {python} is a guess")
     draft.put("pins", pins, *told)
+    return release
 
 
 def _likely_build(matrix: Matrix, release: str) -> str:
@@ -226,7 +245,7 @@ def _put_mode(draft: Draft, seen: Seen, variables: Mapping[str, str]) -> None:
         draft.remark("mode", f"the env file says {redact(set_to)}")
 
 
-def _put_settings(draft: Draft, seen: Seen, variables: Mapping[str, str], cache: Guess) -> None:
+def _put_settings(draft: Draft, seen: Seen, variables: Mapping[str, str], cache: Guess, release: str) -> None:
     settings: dict[str, Any] = {}
     remarks = []
     captured = variables.get("TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS")
@@ -237,12 +256,13 @@ def _put_settings(draft: Draft, seen: Seen, variables: Mapping[str, str], cache:
     elif guessed and cache.value == "compile_friendly":
         settings["capture_scalar_outputs"] = True
         remarks.append(f"guessed: {redact(guessed.because)}")
-    hit = (one.example.limit for one in seen.events if one.example.kind is EventKind.RECOMPILE_LIMIT)
-    limits = sorted({limit for limit in hit if limit is not None})
-    own = [limit for limit in limits if limit not in (8, 64, 256)]
-    if own:
-        settings["recompile_limit"] = own[0]
-        remarks.append(f"a limit of {own[0]} was hit, which is not torch's own")
+    elif guessed:
+        told = redact(guessed.because)
+        remarks.append(f"scalar capture is not set, since {cache.value} was not made for it. Yet {told}")
+    for setting, (limit, *_) in seen.limits.items():
+        if limit != (own := torchs_own(setting, release)):
+            settings[setting] = limit
+            remarks.append(f"{setting}: {limit} was hit, torch {release}'s own is {own}")
     backend = seen.setting("backend") or variables.get("TOTO_COMPILE_BACKEND", "")
     if backend and backend != "inductor":
         settings["backend"] = redact(backend)
@@ -272,16 +292,25 @@ def _put_variables(draft: Draft, variables: Mapping[str, str], env: Path) -> Non
 
 def _put_events(draft: Draft, seen: Seen) -> None:
     expected, remarks = [], []
-    for one in seen.events[:_MOST_EXPECTED]:
-        expected.append(_expected(one))
+    can_come = [one for one in seen.events if _is_of_the_limit_taken(one, seen)]
+    for one in can_come[:_MOST_EXPECTED]:
+        event = one.example
+        if (again := expected_event(event)) not in expected:
+            expected.append(again)
         times = "once" if one.times == 1 else f"{one.times} times"
-        remarks.append(
-            f"{one.example.kind.value}{f' in {one.example.function}' if one.example.function else ''}: {times}"
-        )
-    for one in seen.events[_MOST_EXPECTED:]:
-        remarks.append(redact(f"also in the log, not expected here: {describe(one)}"))
+        remarks.append(f"{event.kind.value}{f' in {event.function}' if event.function else ''}: {times}")
+        if event.file and not is_installed(event):
+            remarks.append(f"  {event.file}:{event.line} is the service's own: no place is expected")
+    for one in [one for one in seen.events if one not in can_come[:_MOST_EXPECTED]]:
+        remarks.append(f"also in the log, not expected here: {describe(one)}")
     draft.put("expect", expected, "in the log, the worst first:", *(f"  {redact(remark)}" for remark in remarks))
-    draft.told += [f"expects  {describe(one)}" for one in seen.events[:_MOST_EXPECTED]]
+    draft.told += [f"expects  {describe(one)}" for one in can_come[:_MOST_EXPECTED]]
+
+
+def _is_of_the_limit_taken(one: SeenEvent, seen: Seen) -> bool:
+    """Tell if it can come again with the limits that were taken; a log of two processes may have hit several."""
+    limit, taken = one.example.limit, seen.limits.get(setting_of(one.example.limit_name))
+    return limit is None or taken is None or limit == taken[0]
 
 
 def describe(one: SeenEvent) -> str:
@@ -289,36 +318,3 @@ def describe(one: SeenEvent) -> str:
     where = f" in {event.function}" if event.function else ""
     why = f": {event.reason}" if event.reason else ""
     return f"{event.kind.value}{where}{why} ({one.times}x)"
-
-
-def _expected(one: SeenEvent) -> dict[str, Any]:
-    """Say what must come again: of a limit hit all that the log says, of the rest what no other workload changes."""
-    event = one.example
-    expected: dict[str, Any] = {"kind": event.kind.value}
-    for name in ("function", "file", "line"):
-        if value := getattr(event, name):
-            expected[name] = redact(value) if isinstance(value, str) else value
-    if event.kind is EventKind.RECOMPILE_LIMIT:
-        expected |= {name: value for name in ("limit", "compile_id") if (value := getattr(event, name))}
-        if event.reason:
-            clean = redact(event.reason)
-            # what was taken out may be anything when it comes again
-            expected |= {"reason_like": clean.replace(REDACTED, "*")} if REDACTED in clean else {"reason": clean}
-    elif event.kind in FAILURE_KINDS:
-        expected = {"kind": event.kind.value}
-    elif event.reason and REDACTED not in (clean := redact(event.normalised_reason)):
-        expected["normalised_reason"] = clean
-    if event.kind in OF_CUDA:
-        expected["needs"] = "cuda"
-        if event.kind in (EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION):
-            expected = {
-                "kind": event.kind.value,
-                "reason_like": _like(event),
-                "predicted_by": ["cuda_lowering", "cudagraph"],
-            }
-    return expected
-
-
-def _like(event: Event) -> str:
-    """Open what may differ when it comes again: how many inputs are mutated, which the model says, and secrets."""
-    return re.sub(r"\(\d+ instances?\)", "(*", redact(event.reason).replace(REDACTED, "*"))

@@ -10,6 +10,7 @@ from toto_compat.errors import SelectionError
 from toto_compat.evidence.store import Run, StoredCell, find_run, load_run
 from toto_compat.matrix.document import nearest_name
 from toto_compat.matrix.gates import Gate
+from toto_compat.repro.expected import expected_event
 from toto_compat.repro.incident import ExpectedEvent, FailedGate, Incident
 from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.judged_run import judge_run
@@ -83,15 +84,4 @@ def _needed_for(gate: Gate, device: Device) -> Literal["cuda"] | None:
 def _limits_hit(cell: JudgedCell) -> list[ExpectedEvent]:
     evidence = cell.result.evidence.get(Suite.RECOMPILE)
     events = [one for one in evidence.events if one.kind is EventKind.RECOMPILE_LIMIT] if evidence else []
-    return [
-        ExpectedEvent(
-            kind=event.kind,
-            function=event.function or None,
-            file=event.file or None,
-            line=event.line,
-            limit=event.limit,
-            compile_id=event.compile_id or None,
-            reason=event.reason or None,
-        )
-        for event in events
-    ]
+    return [ExpectedEvent.model_validate(expected_event(event)) for event in events]

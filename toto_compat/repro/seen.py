@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +12,16 @@ from toto_compat.logs.parse import Readable, parse_stream
 from toto_compat.logs.release_hint import Candidate, release_candidates
 from toto_compat.logs.source import STANDARD_INPUT, explained, opened_log
 from toto_compat.production.torch_trace import is_trace_folder, trace_events
+from toto_compat.repro.expected import limits_in
 
 # What is said of the compiler's work, and not of how it was set up.
 _SHOWN = frozenset(EventKind) - {EventKind.COMPILE_SETTING, EventKind.BUCKET_COMPILE, EventKind.BUCKET_DROP}
 _RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
-OF_CUDA = frozenset(
-    {EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION, EventKind.CUDAGRAPH_OVERWRITTEN, EventKind.TRITON_ERROR}
-)
 _MOST_KINDS = 2_000  # of events that are told apart; a log of any length stays within memory
+_MOST_TOLD_APART = 64  # of limits, and of lines that say how the service compiles
 _SETTING = re.compile(r"(?P<name>\w+)=(?P<value>[\w.-]+)")
+_LIST_GUARD = re.compile(r"\._current_idx\[\d+\] [=!<>]=? \d+")
+_SCALAR = "_local_scalar_dense"
 _PYTHON = re.compile(rb"/python(3\.\d{1,2})/(?:site|dist)-packages/")
 
 
@@ -52,6 +53,8 @@ class Seen:
     python: str  # '3.13', from the paths in it; '' where none names it
     first_time: str
     buckets: bool  # lines of fixed_size's own
+    limits: Mapping[str, tuple[int, ...]]  # that were hit, by the setting that each is
+    several: tuple[str, ...] = ()  # what speaks for more than one incident in it
 
     def setting(self, name: str) -> str:
         return dict(self.settings).get(name, "")
@@ -104,6 +107,10 @@ class _Found:
         self.settings: tuple[tuple[str, str], ...] = ()
         self._places: dict[tuple[str, EventKind], Event] = {}
         self._times: list[str] = []
+        self._days: set[str] = set()  # without their year, which not every line has
+        # in the order of the log
+        self._setups: dict[str, None] = {}
+        self._limits: dict[tuple[str, int], None] = {}
         self._buckets = False
 
     def add(self, events: Iterable[Event]) -> None:
@@ -111,8 +118,15 @@ class _Found:
             if event.time and (not self._times or self._times[0].startswith("--")):
                 # one with a year says more than the first
                 self._times[:] = [event.time] if not event.time.startswith("--") or not self._times else self._times
+            if event.time:
+                self._days.add(event.time.partition("T")[0][-5:])
             if event.kind is EventKind.COMPILE_SETTING:
                 self.settings = tuple((one["name"], one["value"]) for one in _SETTING.finditer(event.reason))
+                if len(self._setups) < _MOST_TOLD_APART:
+                    self._setups[event.reason] = None
+            hit = event.limit if event.kind is EventKind.RECOMPILE_LIMIT else None
+            if hit is not None and len(self._limits) < _MOST_TOLD_APART:
+                self._limits[event.limit_name, hit] = None
             self._buckets = self._buckets or event.kind in (EventKind.BUCKET_COMPILE, EventKind.BUCKET_DROP)
             if event.kind not in _SHOWN:
                 continue
@@ -140,7 +154,22 @@ class _Found:
             python=python,
             first_time=self._times[0] if self._times else "",
             buckets=self._buckets,
+            limits=limits_in(self._limits),
+            several=tuple(self._several(ranked)),
         )
+
+    def _several(self, events: Sequence[SeenEvent]) -> Iterator[str]:
+        """Say what no one process shows, so that the log may be of more than one incident."""
+        if len(self._days) > 1:
+            yield f"events of {len(self._days)} days"
+        if len(self._setups) > 1:
+            yield f"{len(self._setups)} ways to compile: {'; '.join(self._setups)}"
+        for setting, limits in limits_in(self._limits).items():
+            if len(limits) > 1:
+                yield f"{setting} at {' and at '.join(map(str, limits))}"
+        reasons = [one.example.reason for one in events]
+        if any(_LIST_GUARD.search(reason) for reason in reasons) and any(_SCALAR in reason for reason in reasons):
+            yield "guards on a list of positions and positions that are tensors, which no one cache has"
 
 
 def _says(event: Event) -> int:
@@ -188,12 +217,12 @@ def guess_cache(seen: Seen) -> Guess:
     """Name the cache that shows such events, by the guards and operations that its code leads to."""
     reasons = [reason for one in seen.events for reason in (one.example.reason, *one.example.reasons)]
     stacks = " ".join(frame for one in seen.events for frame in one.example.stack)
-    guard = next((one for one in reasons if re.search(r"\._current_idx\[\d+\] [=!<>]=? \d+", one)), "")
+    guard = next((one for one in reasons if _LIST_GUARD.search(one)), "")
     if guard:
         return Guess("list_index", f"`{guard}` is a guard on a Python list of positions, one per layer", sure=True)
     if seen.buckets:
         return Guess("fixed_size", "its own lines about shapes that it compiles are in the log", sure=True)
-    if any("_local_scalar_dense" in one for one in reasons):
+    if any(_SCALAR in one for one in reasons):
         return Guess("compile_friendly", "`aten._local_scalar_dense` in a graph is a tensor position that was captured")
     if any("graph_break()" in one for one in reasons) and ("append" in stacks or "item()" in " ".join(reasons)):
         return Guess("compile_friendly", "it breaks the graph on purpose where the position moves")
@@ -205,7 +234,7 @@ def guess_cache(seen: Seen) -> Guess:
 def guess_scalar_capture(seen: Seen) -> Guess | None:
     """Tell whether scalars were captured; None where no line speaks of it."""
     for one in seen.events:
-        if "_local_scalar_dense" in one.example.reason:
+        if _SCALAR in one.example.reason:
             return Guess("true", f"`{one.example.reason}`: without scalar capture the operation is not in a graph")
     return None
 
