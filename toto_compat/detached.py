@@ -76,6 +76,8 @@ def _state(task: Submission, jobs: dict[str, QueuedJob]) -> str:
         return "not submitted"
     job, tries = task.jobs[-1], f", try {len(task.jobs)}" if len(task.jobs) > 1 else ""
     queued = jobs.get(job)
+    if queued is not None and queued.held:
+        return f"job {job} is held ({queued.held}), to release it: `scontrol release {job}`{tries}"
     if queued is None or not queued.is_coming:
         state = queued.state.lower() if queued is not None else "not known to Slurm any more"
         return f"job {job} left no result ({state}){tries}"

@@ -5,6 +5,15 @@ import os
 import stat
 from pathlib import Path
 
+# What is wrong with a file itself, which another look finds as well. Any other error may be of the way to it, such as a
+# server that is away for a while
+_OF_THE_FILE = frozenset({errno.ELOOP, errno.EINVAL, errno.EFBIG, errno.ENXIO, errno.EISDIR, errno.ENAMETOOLONG})
+
+
+def is_damage(error: OSError) -> bool:
+    """Tell if a file that cannot be read is no file of ours; else it may be read later."""
+    return error.errno in _OF_THE_FILE
+
 
 def read_left_file(
     path: str | Path,

@@ -81,7 +81,7 @@ class SlurmSettings(JobDemands):
         default=5.0, gt=0, le=_LONGEST_PAUSE, allow_inf_nan=False, description="time between two questions to squeue"
     )
     result_grace_seconds: float = Field(
-        default=15.0,
+        default=90.0,  # NFS tells of a new file up to a minute late
         ge=0,
         le=_LONGEST_PAUSE,
         allow_inf_nan=False,

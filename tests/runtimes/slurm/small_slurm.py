@@ -29,6 +29,7 @@ cp "$1" "scripts/$id"; env >"variables/$id"
 name=$(sed -n 's/^#SBATCH --job-name=//p' "$1"); last=$(sed -n 's/^#SBATCH --array=0-\([0-9]*\).*/\1/p' "$1")
 if [ -n "$last" ]; then ids=$(seq -f "${id}_%g" 0 "$last"); else ids=$id; fi
 for job in $ids; do echo "$job|PENDING||Resources|$name" >>queue; done
+if [ -e lose_results ]; then mv "$(cat lose_results)" away; fi
 if [ -e kill_whoever_submits ]; then kill -9 "$PPID"; fi
 echo "Submitted batch job $id"
 """,
@@ -110,6 +111,11 @@ class SmallSlurm:
     def end_jobs(self) -> None:
         """Have Slurm forget every job, whatever it left."""
         self.order("queue")
+
+    def hold_jobs(self, reason: str) -> None:
+        """Have Slurm hold every job, for the reason that it gives."""
+        queue = self.folder / "queue"
+        queue.write_text(queue.read_text(encoding="utf-8").replace("|Resources|", f"|{reason}|"), encoding="utf-8")
 
     def leave_result(self, number: int, nonce: str | None = None, failure: Failure | None = None) -> Path:
         """Leave what a node leaves."""

@@ -1,9 +1,11 @@
 """Runs on Slurm taken up and ended: no job is lost or run twice, whatever becomes of whoever submits."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,11 @@ import pytest
 from tests.runtimes.slurm.emulated import ROOT
 from tests.runtimes.slurm.small_slurm import TWO_ARRAYS, SmallSlurm
 from tests.runtimes.stub_runtime import MATRIX_TEXT
+from toto_compat.detached import watch_again
 from toto_compat.errors import ExitCode, SelectionError, StorageError
 from toto_compat.evidence.store import claimed_run, load_run
+from toto_compat.runtimes.progress import PlainProgress
+from toto_compat.runtimes.slurm import watch as watch_module
 from toto_compat.runtimes.slurm.cluster import SlurmError
 
 ONE_ARRAY = TWO_ARRAYS.replace("partition: b", "partition: a")
@@ -132,6 +137,152 @@ def test_a_retry_that_slurm_refuses_is_a_try_and_not_the_first_of_endless_ones(s
     assert [failure.kind if failure else "" for failure in failures] == ["crash"] * 4
     assert all("Slurm refused 1 more" in failure.message for failure in failures if failure)
     assert all("not this one" in failure.message for failure in failures if failure)
+
+
+# --- jobs that are held ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", ["launch_failed_requeued_held", "launch failed requeued held", "JobHoldMaxRequeue"])
+def test_a_job_that_slurm_holds_is_replaced_and_ends_as_an_error(slurm: SmallSlurm, reason: str) -> None:
+    slurm.submit()
+    first = [task.jobs[-1] for task in slurm.submitted.cells]
+    said: list[str] = []
+    watch = slurm.watch(said)
+    slurm.hold_jobs(reason)
+    watch.look()
+    assert set(first) <= set(slurm.lines("cancelled"))
+    assert all(len(task.jobs) == 2 for task in slurm.submitted.cells)
+    slurm.hold_jobs(reason)
+    watch.to_the_end()
+    failures = [cell.failure for cell in load_run(slurm.run).cells]
+    held = reason.replace(" ", "_")
+    assert [(one.kind, one.message.rpartition("; ")[2]) for one in failures if one] == [
+        ("environment", f"the last one: held: {held}")
+    ] * 4
+    assert {job for task in slurm.submitted.cells for job in task.jobs} <= set(slurm.lines("cancelled"))
+    (told,) = [line for line in said if f"scontrol release {','.join(first)}`" in line]
+    assert f"4 jobs are held ({held})" in told
+
+
+def test_what_an_admin_holds_is_not_submitted_anew(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    slurm.hold_jobs("JobHeldAdmin")
+    slurm.watch().to_the_end()
+    failures = [cell.failure for cell in load_run(slurm.run).cells]
+    assert [failure.kind if failure else "" for failure in failures] == ["interrupted"] * 4
+    assert all("held by the cluster's admins" in failure.message for failure in failures if failure)
+    assert {len(task.jobs) for task in slurm.submitted.tasks} == {1}
+    assert sorted(set(slurm.lines("cancelled"))) == sorted(slurm.queued)
+
+
+def test_a_user_who_holds_a_job_is_told_how_to_release_it_and_is_waited_for(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    slurm.hold_jobs("JobHeldUser")
+    said: list[str] = []
+    watch = slurm.watch(said)
+    for _ in range(3):
+        watch.look()
+    assert len(watch.waiting_for) == 4
+    assert [line for line in said if "scontrol release" in line] == [
+        line for line in said if "4 jobs are held (JobHeldUser)" in line
+    ]
+    assert slurm.lines("cancelled") == []
+    assert "is held (JobHeldUser), to release it: `scontrol release " in slurm.call("status", "one").output
+
+
+def test_cells_do_not_wait_for_references_that_are_held(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    references = [task.jobs[-1] for task in slurm.submitted.tasks if task.kind == "references"]
+    queue = (slurm.folder / "queue").read_text().splitlines()
+    held = [line.replace("Resources", "JobHeldAdmin") if line.split("|")[0] in references else line for line in queue]
+    slurm.order("queue", "\n".join(held))
+    slurm.watch().look()
+    assert slurm.lines("cancelled") == references
+
+
+# --- a shared folder that goes away -----------------------------------------------------------------------------------
+
+
+class Comes(PlainProgress):
+    """Brings the shared folder back after the runner has looked in vain a few times."""
+
+    def __init__(self, back: Callable[[], object]) -> None:
+        super().__init__(4, write=lambda line: self.said.append(line))
+        self.said: list[str] = []
+        self._back, self._looks = back, 0
+
+    def heartbeat(self) -> None:
+        self._looks += 1
+        if self._looks == 3:
+            self._back()
+
+
+def test_results_that_nobody_can_see_for_a_while_are_not_taken_for_lost(slurm: SmallSlurm, tmp_path: Path) -> None:
+    slurm.submit()
+    slurm.leave_all_results()
+    slurm.end_jobs()
+    results = slurm.exchange.folder / "results"
+    progress = Comes(lambda: (tmp_path / "away").rename(results))
+    watch = watch_again(slurm.run, progress)
+    results.rename(tmp_path / "away")
+    before = len(slurm.scripts)
+    watch.to_the_end()
+    assert [cell.failure for cell in load_run(slurm.run).cells] == [None] * 4
+    assert len(slurm.scripts) == before
+    assert [line.partition(": ")[2] for line in progress.said if "jobs go on" in line]
+    assert any("can be used again" in line for line in progress.said)
+
+
+def test_a_cell_that_cannot_be_written_for_a_while_is_written_later(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    slurm.leave_all_results()
+    slurm.end_jobs()
+    cells = slurm.run / "cells"
+    cells.touch()  # in the place of a folder that cannot be made
+    watch_again(slurm.run, Comes(cells.unlink)).to_the_end()
+    assert [cell.failure for cell in load_run(slurm.run).cells] == [None] * 4
+    assert slurm.lines("cancelled") == []
+
+
+def test_a_folder_that_stays_away_cancels_no_job_and_the_run_can_be_taken_up(
+    slurm: SmallSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "AWAY_SECONDS", 0.0)
+    slurm.configure(ONE_ARRAY, MATRIX_TEXT.replace(", equivalence", ""))  # one array: sbatch is called once
+    results = slurm.exchange.folder / "results"
+    slurm.order("lose_results", str(results))
+    words = ("matrix", "--executor", "slurm", "--device", "cpu", "--run", "one", "torch-2.13.0-cpu/*")
+    result = slurm.call(*words)
+    assert isinstance(result.exception, StorageError), result.output
+    assert slurm.lines("cancelled") == []
+    assert "`toto-compat status one --wait`" in result.output
+    (slurm.folder / "away").rename(results)
+    slurm.leave_all_results()
+    slurm.call("status", "one", "--wait")
+    assert [cell.failure for cell in load_run(slurm.run).cells] == [None] * 2
+
+
+def test_a_result_that_cannot_be_read_now_is_read_later_and_its_cell_not_run_again(
+    slurm: SmallSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.submit()
+    slurm.leave_all_results()
+    slurm.end_jobs()
+    said: list[str] = []
+    watch, before = slurm.watch(said), len(slurm.scripts)
+
+    def away(path: Path, *_: object, **__: object) -> bytes:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(watch_module, "read_left_file", away)  # of a file server, which no test has
+        for _ in range(3):
+            watch.look()
+    assert len(watch.waiting_for) == 4
+    assert len([line for line in said if "cannot be read now" in line]) == 4
+    watch.to_the_end()
+    assert [cell.failure for cell in load_run(slurm.run).cells] == [None] * 4
+    assert len(slurm.scripts) == before
 
 
 # --- what an earlier run left -----------------------------------------------------------------------------------------

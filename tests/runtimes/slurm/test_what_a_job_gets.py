@@ -1,15 +1,22 @@
 """What a job is given and what it leaves: the variables it needs, and no password for others to read."""
 
+import tempfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.runtimes.slurm.small_slurm import TWO_ARRAYS, SmallSlurm
 from tests.runtimes.stub_runtime import MATRIX_TEXT, StubRuntime
+from toto_compat.contract.result import CellResult
 from toto_compat.evidence.files import read_model
 from toto_compat.evidence.store import load_run
+from toto_compat.runtimes.seam import Runtime
+from toto_compat.runtimes.slurm import node
 from toto_compat.runtimes.slurm.cluster import passed_on
-from toto_compat.runtimes.slurm.exchange import NodeResult
+from toto_compat.runtimes.slurm.exchange import NodeResult, Task
 from toto_compat.runtimes.slurm.node import run_task
 
 PASSWORD = "s3cr3t"  # noqa: S105 - of nobody
@@ -43,6 +50,69 @@ def test_what_nodes_are_told_is_for_the_user_alone_and_gone_at_the_end(slurm: Sm
     assert not (slurm.exchange.folder / "tasks").exists()
 
 
+def test_a_job_that_is_put_back_after_it_left_its_result_runs_nothing(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    path, opened = str(slurm.exchange.task(slurm.submitted.cells[0].number)), list[str]()
+
+    def open_stub(task: Task) -> Runtime:
+        opened.append(task.request.cell)
+        return StubRuntime()
+
+    for _ in range(2):
+        run_task(path, open_with=open_stub)
+    assert len(opened) == 1
+
+
+def test_what_an_earlier_run_left_is_no_result_of_a_job(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    number = slurm.submitted.cells[0].number
+    slurm.leave_result(number, nonce="0" * 32)
+    run_task(str(slurm.exchange.task(number)), open_with=lambda _: StubRuntime())
+    assert read_model(slurm.exchange.result(number), NodeResult).nonce == slurm.submitted.nonce
+
+
+def test_a_job_whose_shared_folder_is_away_waits_with_its_result(
+    slurm: SmallSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.submit()
+    number, results = slurm.submitted.cells[0].number, slurm.exchange.folder / "results"
+    results.rename(tmp_path / "away")
+    waited = list[float]()
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        assert not results.exists()  # nothing is written into the place where nothing is mounted
+        (tmp_path / "away").rename(results)
+
+    monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
+    run_task(str(slurm.exchange.task(number)), open_with=lambda _: StubRuntime())
+    assert len(waited) == 1
+    assert read_model(slurm.exchange.result(number), NodeResult).result.failure is None
+
+
+def test_cells_lie_on_the_nodes_own_disk(slurm: SmallSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks of some shared file systems hold on one node alone: there another node would take a cell for abandoned."""
+    slurm.submit()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    places = set[Path]()
+
+    class Looks(StubRuntime):
+        def run_cell(self, *asked: Any, **given: Any) -> CellResult:
+            places.add(asked[2])
+            return super().run_cell(*asked, **given)
+
+    first, second = (task.number for task in slurm.submitted.cells[:2])
+    run_task(str(slurm.exchange.task(first)), open_with=lambda _: Looks())
+    assert {place.is_relative_to(tmp_path / "tmp") for place in places} == {True}
+    places.clear()
+    of_the_job = tmp_path / "job"
+    of_the_job.mkdir()
+    monkeypatch.setenv("SLURM_TMPDIR", str(of_the_job))
+    run_task(str(slurm.exchange.task(second)), open_with=lambda _: Looks())
+    assert {place.is_relative_to(of_the_job) for place in places} == {True}
+
+
 def test_a_cancelled_run_leaves_no_password(slurm: SmallSlurm) -> None:
     slurm.submit()
     slurm.call("cancel", "one")
@@ -60,6 +130,22 @@ def test_a_job_gets_the_variables_that_it_needs_and_no_tokens(
         names = set(line.partition("=")[2].split(","))
         assert {"PATH", "HOME", "TOTO_COMPAT_CACHE", "https_proxy"} <= names
         assert not names & {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_OWN", "ALL", "NONE"}
+
+
+def dependencies(slurm: SmallSlurm) -> list[str]:
+    lines = [line for script in slurm.scripts for line in script.splitlines() if "--dependency=" in line]
+    return [line.partition("=")[2] for line in lines]
+
+
+def test_jobs_at_a_time_are_those_of_the_whole_run_and_not_of_each_array(slurm: SmallSlurm) -> None:
+    slurm.submit("--jobs", "1")
+    # 201 and 202: the references of each release; 203 and 204: its cells
+    assert dependencies(slurm) == ["afterany:201", "afterany:201:202", "afterany:202:203"]
+
+
+def test_without_a_limit_no_array_waits_for_another(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    assert dependencies(slurm) == ["afterany:201", "afterany:202"]
 
 
 def test_a_variable_with_an_odd_name_is_not_passed_on() -> None:

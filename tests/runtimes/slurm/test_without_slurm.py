@@ -72,7 +72,14 @@ def test_a_folder_whose_name_means_something_to_slurm_or_a_shell_is_refused(fold
         (QueuedJob("RUNNING", "n1"), True),
         (QueuedJob("REQUEUED"), True),
         (QueuedJob("PENDING", reason="BeginTime"), True),  # put back after its node failed
-        (QueuedJob("PENDING", reason="launch failed requeued held"), False),  # for ever, unless somebody frees it
+        (QueuedJob("PENDING", reason="launch failed requeued held"), False),  # for ever, unless somebody releases it
+        (QueuedJob("PENDING", reason="launch_failed_requeued_held"), False),
+        (QueuedJob("PENDING", reason="JobHoldMaxRequeue"), False),
+        (QueuedJob("PENDING", reason="JobHeldAdmin"), False),
+        (QueuedJob("REQUEUE_HOLD"), False),
+        (QueuedJob("SPECIAL_EXIT"), False),
+        (QueuedJob("PENDING", reason="JobHeldUser"), True),  # who holds a job of theirs means to release it
+        (QueuedJob("RUNNING", "n1", reason="JobHeldUser"), True),
         (QueuedJob("NODE_FAIL"), False),
         (QueuedJob("COMPLETED"), False),
         (QueuedJob("OUT_OF_MEMORY"), False),

@@ -28,8 +28,15 @@ COMING = frozenset(
         *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "STAGE_OUT"),
     }
 )
-# Pending for ever unless somebody steps in
-_STUCK = ("launch failed requeued held", "JobHoldMaxRequeue", "DependencyNeverSatisfied")
+# Pending, and for ever unless somebody releases it: what Slurm itself has put back and holds, by state or by reason (some
+# releases write that with spaces), and what a person holds. A user who holds a job means to release it
+_PUT_BACK = frozenset(
+    {
+        *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
+        *("launch_failed_requeued_held", "JobHoldMaxRequeue", "DependencyNeverSatisfied"),
+    }
+)
+_HELD_BY_ADMIN, _HELD_BY_USER = "JobHeldAdmin", "JobHeldUser"
 
 # What a job gets of the shell that submits: what finds programs and packages, and nothing that is there by chance, such
 # as tokens. What Slurm itself sets comes along by itself
@@ -61,8 +68,21 @@ class QueuedJob:
     name: str = ""
 
     @property
+    def held(self) -> str:
+        """Say why it does not run until somebody releases it; '' if it is not held."""
+        if self.state in _PUT_BACK:
+            return self.state
+        reason = self.reason.strip().replace(" ", "_")
+        return reason if self.state == "PENDING" and reason in (*_PUT_BACK, _HELD_BY_ADMIN, _HELD_BY_USER) else ""
+
+    @property
+    def may_be_replaced(self) -> bool:
+        """Tell if another job in its place is nobody's affront: what an admin holds stays held."""
+        return self.held != _HELD_BY_ADMIN
+
+    @property
     def is_coming(self) -> bool:
-        return self.state in COMING and not any(stuck in self.reason for stuck in _STUCK)
+        return self.state in COMING and self.held in ("", _HELD_BY_USER)
 
 
 @dataclass(frozen=True)
@@ -96,7 +116,7 @@ class Cluster:
         minutes: float,
         at_a_time: int,
         name: str,
-        after: str | None = None,
+        after: Sequence[str] = (),
     ) -> list[str]:
         """Submit one array whose jobs each call `function` with one of the paths; their ids, in the same order."""
         # here and not above: whoever runs cells on this machine does without it
@@ -111,7 +131,7 @@ class Cluster:
             "qos": self.settings.qos,
             "exclusive": self.settings.exclusive or None,
             "setup": list(self.settings.setup) or None,
-            "dependency": f"afterany:{after}" if after else None,
+            "dependency": ":".join(("afterany", *after)) if after else None,
         }
         limit = max(1, round(demands.minutes or minutes))
         executor.update_parameters(

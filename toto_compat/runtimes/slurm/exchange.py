@@ -26,6 +26,8 @@ from toto_compat.evidence.files import checked, read_bytes, storage_errors, writ
 from toto_compat.evidence.layouts import refuse_later
 from toto_compat.matrix.slurm import SlurmSettings
 
+AWAY_SECONDS = 3600.0  # that the shared folder may be away, or full, before whoever needs it gives up
+
 LAYOUT: Literal[2] = 2  # of submitted.json and of results; 1 had no nonce, no seal and nothing unanswered
 
 # These are handed to Slurm's commands and lead to files: in ASCII, and nothing but what such a thing is
@@ -185,11 +187,12 @@ class Exchange:
         return checked(path, Submitted, content)
 
     def arrived(self) -> set[int]:
-        """Number the results that are there: one listing, however many tasks there are."""
-        try:
-            names = [path.name for path in (self.folder / "results").iterdir()]
-        except OSError:
-            return set()
+        """Number the results that are there: one listing, however many tasks there are.
+
+        A folder that cannot be listed is an error: nobody knows what is in it."""
+        folder = self.folder / "results"
+        with storage_errors(folder, "listed"):
+            names = [path.name for path in folder.iterdir()]
         return {int(found[1]) for name in names if (found := _RESULT_NAME.fullmatch(name))}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from toto_compat.contract.cell_name import CellName
-from toto_compat.errors import SelectionError, TotoCompatError
+from toto_compat.errors import SelectionError, StorageError, TotoCompatError
 from toto_compat.evidence.files import cache_folder, file_hash, write_model
 from toto_compat.evidence.references import needs_references, references_key
 from toto_compat.evidence.store import cell_path
@@ -37,7 +37,8 @@ def run_cells(
 ) -> None:
     """Submit all cells, `jobs` at a time, and hand over each as its result arrives; with `detach` only submit.
 
-    Ctrl-C cancels the jobs; what had arrived by then is still handed over."""
+    Ctrl-C cancels the jobs; what had arrived by then is still handed over. A folder that stays away cancels nothing: jobs
+    go on, and the run can be taken up."""
     assert isinstance(runtime, NodesRuntime)
     if not cells:
         return
@@ -52,11 +53,13 @@ def run_cells(
     watch = Watch(exchange, submitted, progress=progress, keep_log=keep_log, hand_over=hand_over)
     try:
         watch.submit_rest()
-        if detach:
-            return
-        watch.to_the_end()
-    except BaseException:
-        watch.cancel()
+        if not detach:
+            watch.to_the_end()
+    except BaseException as error:
+        if isinstance(error, StorageError) and watch.all_submitted:
+            progress.note(f"jobs go on: `toto-compat status {exchange.run} --wait` takes the run up")
+        else:
+            watch.cancel()
         raise
 
 
@@ -70,7 +73,8 @@ def forget_earlier(exchange: Exchange, cells: Sequence[CellName]) -> None:
         last = {task.jobs[-1] for task in earlier.tasks if task.jobs}
         unanswered = earlier.unanswered.name if earlier.unanswered is not None else None
         if jobs is None or any(
-            queued.is_coming and (job in last or queued.name == unanswered) for job, queued in jobs.items()
+            (queued.is_coming or queued.held) and (job in last or queued.name == unanswered)
+            for job, queued in jobs.items()
         ):
             raise SelectionError(
                 f"--run {name}: an earlier run of this name may still have jobs on Slurm",

@@ -15,8 +15,8 @@ from typing import Self
 from toto_compat.contract.request import CellRequest, Device
 from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.environments.build_lock import build_lock
-from toto_compat.errors import EngineError, EnvironmentBuildError, TotoCompatError
-from toto_compat.evidence.files import cache_folder, read_model, write_model
+from toto_compat.errors import EngineError, EnvironmentBuildError, StorageError, TotoCompatError
+from toto_compat.evidence.files import read_model, storage_errors, write_model
 from toto_compat.evidence.references import ReferenceStore
 from toto_compat.runtimes.local import FinishedCell, ReadyCell, references_of, run_cells
 from toto_compat.runtimes.nvidia_smi import find_gpus
@@ -24,10 +24,12 @@ from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.references import SharedReferences
 from toto_compat.runtimes.run import without_places
 from toto_compat.runtimes.seam import Runtime
-from toto_compat.runtimes.slurm.exchange import Exchange, NodeResult, Task
+from toto_compat.runtimes.slurm.exchange import AWAY_SECONDS, Exchange, NodeResult, Task
 from toto_compat.runtimes.source import CellSource
 
 OpenRuntime = Callable[[Task], Runtime]
+
+_PAUSE_SECONDS = 15.0  # between two attempts to write where nothing can be written now
 
 
 class OutOfTimeError(Exception):
@@ -42,10 +44,14 @@ def open_for_task(task: Task) -> Runtime:
 
 
 def run_task(path: str, open_with: OpenRuntime = open_for_task) -> None:
-    """Do the task at `path` and leave what came of it beside it; a job that is told to go leaves nothing."""
+    """Do the task at `path` and leave what came of it beside it; a job that is told to go leaves nothing.
+
+    One that was put back after it had left its result has nothing to do."""
     file = Path(path)
     number, exchange = int(file.stem), Exchange(file.parent.parent)
     task = read_model(file, Task)
+    if _is_done(exchange.result(number), task):
+        return
     os.environ["TOTO_COMPAT_CACHE"] = task.node_cache or task.shared_cache
     began = time.monotonic()
     with _told_by_slurm(), NodeProgress(exchange.progress(number)) as progress:
@@ -58,7 +64,33 @@ def run_task(path: str, open_with: OpenRuntime = open_for_task) -> None:
             done = _failed(task, Failure(kind="environment", message=f"{_node()}: {error}"), began)
         except TotoCompatError as error:
             done = _failed(task, Failure(kind="crash", message=f"{_node()}: {error}"), began)
-    write_model(exchange.result(number), done)
+        _leave_result(exchange.result(number), done)
+
+
+def _is_done(result: Path, task: Task) -> bool:
+    try:
+        done = read_model(result, NodeResult)
+    except StorageError:
+        return False
+    return done.nonce == task.nonce and done.result.cell == task.request.cell
+
+
+def _leave_result(path: Path, done: NodeResult) -> None:
+    """Write the result. A shared folder that is away or full for a while does not cost a cell that has ended.
+
+    Its folder is there since the run was submitted: where it is not, nothing is mounted."""
+    began = time.monotonic()
+    while True:
+        try:
+            with storage_errors(path, "written"):
+                path.parent.stat()
+            write_model(path, done)
+        except StorageError:
+            if time.monotonic() - began >= AWAY_SECONDS:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
 
 
 def _run(task: Task, runtime: Runtime, number: int, exchange: Exchange, progress: "NodeProgress") -> NodeResult:
@@ -71,7 +103,7 @@ def _run(task: Task, runtime: Runtime, number: int, exchange: Exchange, progress
     store = ReferenceStore(Path(task.shared_cache) / "references" / runtime.source.name)
     references = SharedReferences(store, runtime.source.hash, fresh=task.fresh and task.kind == "references")
     gpus = [gpu.uuid for gpu in find_gpus()][:1] if request.device is Device.CUDA else []
-    scratch = cache_folder() / "s"
+    scratch = _scratch(task)
     if task.kind == "references":
         gpu = gpus[0] if gpus else None
         references_of(cell, references, runtime, scratch=scratch, progress=progress, gpu=gpu)
@@ -101,6 +133,16 @@ def _leave_log(log: Path, where: Path) -> None:
 def node_lock(environment_name: str) -> Path:
     """Name the lock that the jobs of one node share: the first prepares the environment, the others find it ready."""
     return _on_this_node(f"{environment_name}.lock")
+
+
+def _scratch(task: Task) -> Path:
+    """Give a place for cells on this node's own disk.
+
+    On some shared file systems a lock holds on one node alone, and a cell of another would look abandoned."""
+    if task.node_cache is not None:
+        return Path(task.node_cache) / "s"
+    of_the_job = Path(os.environ.get("SLURM_TMPDIR", ""))
+    return of_the_job / "s" if of_the_job.is_absolute() and of_the_job.is_dir() else _on_this_node("s")
 
 
 def _on_this_node(name: str) -> Path:

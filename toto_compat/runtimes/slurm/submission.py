@@ -36,7 +36,10 @@ class _Array:
 
 
 def submit(exchange: Exchange, submitted: Submitted, tasks: Sequence[Submission], keep: Keep) -> None:
-    """Submit these tasks, alike ones as one array. `keep` gets every change at once, and has it on disk."""
+    """Submit these tasks, alike ones as one array. `keep` gets every change at once, and has it on disk.
+
+    Slurm limits how many jobs of one array run at a time. Where so many are wanted of the whole run, one array comes after
+    the other."""
     check_own(exchange, submitted)
     cluster = Cluster(exchange.jobs, submitted.settings)
     cluster.check()
@@ -47,7 +50,9 @@ def submit(exchange: Exchange, submitted: Submitted, tasks: Sequence[Submission]
         cluster.leave_calls(NODE_FUNCTION, {job: exchange.task(number) for number, job in found.items()})
         keep(submitted)
         tasks = [task for task in tasks if task.number not in found]
+    one_by_one, previous = submitted.at_a_time < len(submitted.cells), list[str]()
     for array, own in _arrays(exchange, submitted, tasks):
+        after = [task.jobs[-1] for task in submitted.tasks if task.number == array.after and task.jobs]
         for start in range(0, len(own), LARGEST_ARRAY):
             chunk = own[start : start + LARGEST_ARRAY]
             name = f"toto-compat-{exchange.run}-{secrets.token_hex(8)}"
@@ -63,10 +68,9 @@ def submit(exchange: Exchange, submitted: Submitted, tasks: Sequence[Submission]
                 minutes=array.minutes,
                 at_a_time=submitted.at_a_time,
                 name=name,
-                after=next(
-                    (task.jobs[-1] for task in submitted.tasks if task.number == array.after and task.jobs), None
-                ),
+                after=after + previous,
             )
+            previous = [ids[0].partition("_")[0]] if one_by_one else []
             submitted = submitted.with_jobs(dict(zip(asked.tasks, ids, strict=True)))
             keep(submitted)
 

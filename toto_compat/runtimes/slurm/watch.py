@@ -1,6 +1,7 @@
 """Waits for what was submitted: a result on the shared folder ends a cell; the queue only says if one can come."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,12 +12,12 @@ from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.errors import StorageError
 from toto_compat.evidence.files import checked, storage_errors
 from toto_compat.evidence.layouts import refuse_later
-from toto_compat.evidence.left_file import read_left_file
+from toto_compat.evidence.left_file import is_damage, read_left_file
 from toto_compat.runtimes.cell_log import LAST_LINES, LONGEST_LINE
 from toto_compat.runtimes.local import FinishedCell
 from toto_compat.runtimes.progress import Progress
 from toto_compat.runtimes.slurm.cluster import QueuedJob, SlurmError, cancel_jobs, queue
-from toto_compat.runtimes.slurm.exchange import LAYOUT, Exchange, NodeResult, Submission, Submitted
+from toto_compat.runtimes.slurm.exchange import AWAY_SECONDS, LAYOUT, Exchange, NodeResult, Submission, Submitted
 from toto_compat.runtimes.slurm.seal import own_task
 from toto_compat.runtimes.slurm.submission import submit, taken_over
 
@@ -24,7 +25,10 @@ _LOOK_SECONDS = 0.5  # between two listings of the results
 _LOG_END = 20_000  # bytes of a job's output that are looked at
 _LARGEST_PROGRESS = 1_000_000  # bytes: a line per suite
 _LARGEST_RESULT = 200_000_000  # bytes
+_UNREADABLE_SECONDS = 600.0  # that one result may be, while others can be read
+_NAMED_JOBS = 20  # in one line
 
+_Died = Literal["out_of_memory", "environment", "crash"]
 HandOver = Callable[[Submission, FinishedCell], None]
 
 
@@ -39,6 +43,8 @@ class _Open:
     gone_since: float | None = None  # when its job was first seen to have ended
     read: int = 0  # bytes of its progress
     job: str = ""  # that its progress told of last
+    held: str = ""  # why its job does not run, as it was told
+    unreadable_since: float | None = None  # there is a result, and the system does not give it
 
 
 @dataclass
@@ -55,6 +61,7 @@ class Watch:
     _open: dict[int, _Open] = field(default_factory=dict)
     _asked: float | None = None  # when the queue was last asked
     _silent: bool = False  # it gave no answer then
+    _away_since: float | None = None  # the run's folder
     _queued: str = ""  # what was last told of jobs that nothing runs beside
     _refusal: str = ""  # what Slurm said when it last did not take a job again
 
@@ -73,9 +80,14 @@ class Watch:
         self.progress.note(f"submitted {len(rest)} jobs to Slurm: {', '.join(sorted(arrays, key=int))}")
 
     def to_the_end(self) -> None:
-        """Wait until every cell has ended one way or the other."""
+        """Wait until every cell has ended one way or the other, also for a shared folder that is away for a while."""
         while self._open:
-            self.look()
+            try:
+                self.look()
+            except StorageError as error:
+                self._wait_for_folder(error)
+            else:
+                self._folder_is_there()
             self.progress.heartbeat()
             if self._open:
                 time.sleep(min(_LOOK_SECONDS, self.submitted.settings.poll_seconds))
@@ -93,17 +105,20 @@ class Watch:
             return  # nobody knows what has become of the jobs: results are still collected
         over = list(self._over(jobs, now))
         self._tell_queued(jobs)
+        self._tell_held(jobs)
         # a result may have come between the listing and the answer
         self._collect()
         died = [(task, queued) for task, queued in over if task.number in self._open]
+        if retry:
+            self._drop_held_references(jobs)
         if retry and died:
             self._bury_or_retry(died)
 
     def cancel(self) -> bool:
         """Cancel every job that has left no result; cells that have one by now are still handed over."""
         taken = self.cancel_jobs()
-        self._keep(self.submitted.model_copy(update={"cancelled": True}))
         try:
+            self._keep(self.submitted.model_copy(update={"cancelled": True}))
             self._collect(only_good=True)
         except StorageError as error:
             self.progress.note(str(error))
@@ -117,7 +132,9 @@ class Watch:
             self.submitted, taken = taken_over(self.submitted), True
         except SlurmError:
             taken = False
-        arrived = self.exchange.arrived()
+        arrived: set[int] = set()
+        with suppress(StorageError):  # what has ended by now may be cancelled as well
+            arrived = self.exchange.arrived()
         jobs = [task.jobs[-1] for task in self.submitted.tasks if task.jobs and task.number not in arrived]
         try:
             taken = cancel_jobs(jobs) and taken
@@ -133,6 +150,10 @@ class Watch:
         self.exchange.write_submitted(submitted)
 
     @property
+    def all_submitted(self) -> bool:
+        return all(task.jobs for task in self.submitted.tasks)
+
+    @property
     def waiting_for(self) -> tuple[Submission, ...]:
         return tuple(task for task in self.submitted.cells if task.number in self._open)
 
@@ -143,26 +164,35 @@ class Watch:
             if done is None or (only_good and done.result.failure is not None):
                 continue
             self._tell(task)
-            log = self.exchange.log(task.number)
-            if log.is_file() and not log.is_symlink():
-                self.keep_log(task.cell, log)
             self._finish(task, done.result, done.seconds)
 
     def _read(self, task: Submission) -> NodeResult | None:
-        """Read a result; a damaged one is put aside, and its cell is as if it had left none."""
-        path = self.exchange.result(task.number)
+        """Read a result; a damaged one is put aside, and its cell is as if it had left none.
+
+        One that the system does not give just now is none of these: it is tried again, and its cell is not run again."""
+        path, state = self.exchange.result(task.number), self._open[task.number]
         try:
             content = read_left_file(path, _LARGEST_RESULT)
             refuse_later(path, content, newest=LAYOUT)
             done = self._checked(task, path, content)
         except FileNotFoundError:
-            return None  # somebody has just put it aside
+            done = None  # somebody has just put it aside
         except (OSError, _UnusableError) as error:
+            if isinstance(error, OSError) and not is_damage(error) and self._may_be_read_later(task, error):
+                return None
             self.progress.note(f"{task.cell}: its result cannot be used and is put aside: {error}")
             with storage_errors(path, "put aside"), suppress(FileNotFoundError):
                 path.replace(path.with_suffix(".unusable"))
-            return None
+            done = None
+        state.unreadable_since = None
         return done
+
+    def _may_be_read_later(self, task: Submission, error: OSError) -> bool:
+        state, now = self._open[task.number], self.clock()
+        if state.unreadable_since is None:
+            state.unreadable_since = now
+            self.progress.note(f"{task.cell}: its result cannot be read now, which is tried again: {error}")
+        return now - state.unreadable_since < _UNREADABLE_SECONDS
 
     def _checked(self, task: Submission, path: Path, content: bytes) -> NodeResult:
         try:
@@ -176,7 +206,11 @@ class Watch:
         return done
 
     def _finish(self, task: Submission, result: CellResult, seconds: float) -> None:
-        self.hand_over(task, FinishedCell(result, seconds))
+        with storage_errors(self.exchange.folder.parent, "written"):
+            self.hand_over(task, FinishedCell(result, seconds))
+            log = self.exchange.log(task.number)
+            if log.is_file() and not log.is_symlink():
+                self.keep_log(task.cell, log)
         # only now: an interrupt before this hands it over once more, after it the cell is kept and told as finished
         del self._open[task.number]
         self.progress.finished(task.cell, result.failure, seconds)
@@ -188,6 +222,9 @@ class Watch:
         for task in self.waiting_for:
             state = self._open[task.number]
             queued = jobs.get(task.jobs[-1]) if task.jobs else None
+            if state.unreadable_since is not None:
+                state.gone_since = None
+                continue
             if queued is not None and queued.is_coming:
                 state.gone_since = None
                 if queued.state in ("RUNNING", "COMPLETING"):
@@ -198,6 +235,8 @@ class Watch:
                 yield task, queued
 
     def _bury_or_retry(self, died: Sequence[tuple[Submission, QueuedJob | None]]) -> None:
+        with suppress(SlurmError):  # a held one would run one day, if it is released
+            cancel_jobs([task.jobs[-1] for task, queued in died if queued is not None])
         again = []
         for task, queued in died:
             failure = self._final_failure(task, queued)
@@ -212,7 +251,6 @@ class Watch:
             return
         tries = self.submitted.settings.retries + 1
         try:
-            cancel_jobs([task.jobs[-1] for task, queued in died if task in again and queued is not None and task.jobs])
             submit(self.exchange, self.submitted, again, self._keep)
         except SlurmError as error:
             self._count_refused(again, error.message)
@@ -222,6 +260,14 @@ class Watch:
             if jobs[task.number] > len(task.jobs):
                 lost = f"job {task.jobs[-1]} left no result" if task.jobs else "it had no job"
                 self.progress.note(f"{task.cell}: {lost}, submitted again (try {task.tries + 1} of {tries})")
+
+    def _drop_held_references(self, jobs: dict[str, QueuedJob]) -> None:
+        """Cancel jobs of references that do not run: cells wait for their end, and can compute their own."""
+        last = [task.jobs[-1] for task in self.submitted.tasks if task.kind == "references" and task.jobs]
+        if held := [job for job in last if job in jobs and jobs[job].held and not jobs[job].is_coming]:
+            self.progress.note(f"cancelled {', '.join(held)}: held, and cells wait for these references")
+            with suppress(SlurmError):
+                cancel_jobs(held)
 
     def _count_refused(self, asked: Sequence[Submission], why: str) -> None:
         """Count what Slurm does not take as a try: what it refuses once it mostly refuses for ever."""
@@ -239,17 +285,24 @@ class Watch:
         if state.startswith("CANCELLED"):
             message = f"its job {job} was cancelled; the same command again runs it"
             return Failure(kind="interrupted", message=message, last_lines=lines)
+        if queued is not None and queued.held:
+            state = f"held: {queued.held}"
+            if not queued.may_be_replaced:
+                message = (
+                    f"its job {job} was held by the cluster's admins and is cancelled; the same command again runs it"
+                )
+                return Failure(kind="interrupted", message=message, last_lines=lines)
         if state in ("TIMEOUT", "DEADLINE"):
             message = f"its job {job} was ended by Slurm at its time limit: raise slurm.minutes in matrix.yaml"
             return Failure(kind="timeout", message=message, last_lines=lines)
         if task.tries <= self.submitted.settings.retries:
             return None
-        kind: Literal["out_of_memory", "crash"] = "out_of_memory" if state == "OUT_OF_MEMORY" else "crash"
+        kinds: dict[str, _Died] = {"OUT_OF_MEMORY": "out_of_memory", "held": "environment"}
         times = "once" if len(task.jobs) == 1 else f"{len(task.jobs)} times"
         message = f"its job left no result {times} ({', '.join(task.jobs)}); the last one: {state}"
         if task.refused:
             message += f"; Slurm refused {task.refused} more: {self._refusal}"
-        return Failure(kind=kind, message=message, last_lines=lines)
+        return Failure(kind=kinds.get(state.partition(":")[0], "crash"), message=message, last_lines=lines)
 
     def _last_lines(self, task: Submission) -> tuple[str, ...]:
         """Take the end of the cell's log where it left one, else of what its last job printed."""
@@ -289,10 +342,41 @@ class Watch:
         """Say why nothing happens while every job still waits for its turn, once for each reason."""
         own = [jobs[task.jobs[-1]] for task in self.waiting_for if task.jobs and task.jobs[-1] in jobs]
         waiting = own if all(job.state == "PENDING" for job in own) else []
-        reasons = ", ".join(sorted({job.reason for job in waiting} - {"None", "Dependency"}))
+        reasons = ", ".join(sorted({job.reason for job in waiting if not job.held} - {"None", "Dependency"}))
         if reasons and reasons != self._queued:
             self.progress.note(f"{len(waiting)} cells wait in Slurm's queue: {reasons}")
         self._queued = reasons
+
+    def _tell_held(self, jobs: dict[str, QueuedJob]) -> None:
+        """Say which jobs wait for somebody to release them, once for each of them."""
+        held: defaultdict[str, list[str]] = defaultdict(list)
+        for task in self.waiting_for:
+            queued = jobs.get(task.jobs[-1]) if task.jobs else None
+            why, state = queued.held if queued is not None else "", self._open[task.number]
+            if why and why != state.held:
+                held[why].append(task.jobs[-1])
+            state.held = why
+        for why, names in held.items():
+            shown = ",".join(names[:_NAMED_JOBS]) + (",..." if len(names) > _NAMED_JOBS else "")
+            self.progress.note(f"{len(names)} jobs are held ({why}), to release them: `scontrol release {shown}`")
+
+    def _wait_for_folder(self, error: StorageError) -> None:
+        """Let a folder be away or full for a while: jobs go on, and what nobody can see is not taken for dead."""
+        if not isinstance(error.__cause__, OSError):
+            raise error  # a file is not what it should be, and stays so
+        now = self.clock()
+        if self._away_since is None:
+            self._away_since = now
+            self.progress.note(f"{error.message}; jobs go on, and it is tried again")
+        for state in self._open.values():
+            state.gone_since = None
+        if now - self._away_since >= AWAY_SECONDS:
+            raise error
+
+    def _folder_is_there(self) -> None:
+        if self._away_since is not None:
+            self._away_since = None
+            self.progress.note("the run's folder can be used again")
 
     def _say_if_silent(self, silent: bool) -> None:
         if silent != self._silent:
