@@ -345,6 +345,21 @@ def test_packages_that_are_named_like_secrets_are_pinned_all_the_same(tmp_path: 
     assert {"djangorestframework-api-key==3.0.0", "expiring-token==3.0.0"} <= set(incident.pins.frozen)
 
 
+def test_another_torch_than_the_freezes_comes_without_the_packages_of_that_one(tmp_path: Path) -> None:
+    own = "nvidia-cudnn-cu12==9.10.2.21\nnvidia-cuda-runtime-cu12==12.8.90\ntriton==3.5.0\ntorchvision==0.24.0\n"
+    (tmp_path / "freeze.txt").write_text(f"{FREEZE}numpy==2.1.3\ntorchmetrics==1.8.0\n{own}", encoding="utf-8")
+    given = ("--freeze", str(tmp_path / "freeze.txt"))
+    incident, text, _ = from_log(PRODUCTION, tmp_path / "i.yaml", *given, "--torch", "2.13.0")
+    assert incident.pins is not None
+    assert (incident.pins.torch, incident.pins.cuda) == ("2.13.0", "cu130")
+    assert incident.pins.frozen == ("toto-ts==0.2.0", "numpy==2.1.3", "torchmetrics==1.8.0")
+    assert "torch 2.9.0 of the freeze and 4 packages that go with it" in text
+    assert "the freeze has a build for cu128; cu130 is that of" in text
+    incident, _, _ = from_log(PRODUCTION, tmp_path / "j.yaml", *given, "--torch", "2.9.0")
+    assert incident.pins is not None
+    assert {"triton==3.5.0", "torch==2.9.0+cu128"} <= set(incident.pins.frozen)
+
+
 @pytest.mark.parametrize(
     ("lines", "told"),
     [

@@ -34,6 +34,8 @@ from toto_compat.verdict.judge import one_line
 MODES = ("default", "reduce-overhead", "max-autotune")
 _MOST_EXPECTED = 12
 _ON = frozenset({"1", "true", "yes", "on"})
+# Packages that are made for one release of torch, and pinned by it or pin it.
+_OF_ONE_TORCH = re.compile(r"torch|(nvidia|cuda)-.+|(pytorch-)?triton(-.+)?|torchvision|torchaudio|xformers")
 # Twelve layers are what production's guards need, and the small model has them.
 _WORKLOAD = {"model": "tiny", "context": [128, 256], "horizon": [96, 64], "batches": [1]}
 
@@ -163,11 +165,17 @@ def _likely_build(matrix: Matrix, release: str) -> str:
 
 def _pins_of(freeze: Freeze, release: str, python: str, build: str, told: list[str]) -> dict[str, Any]:
     """Say a freeze as pins; a release that somebody named takes the place of its torch."""
-    same = freeze.torch == release
-    frozen = [f"{name}=={version}" for name, version in freeze.pinned.items() if name != "torch" or same]
-    pins: dict[str, Any] = {} if same else {"torch": release}
-    if not freeze.build or not same:
-        pins["cuda"] = freeze.build or build
+    other = freeze.torch not in ("", release)
+    gone = [name for name in freeze.pinned if other and _OF_ONE_TORCH.fullmatch(name)]
+    frozen = [f"{name}=={version}" for name, version in freeze.pinned.items() if name not in gone]
+    pins: dict[str, Any] = {} if freeze.torch == release else {"torch": release}
+    if not freeze.build or pins:
+        pins["cuda"] = build if other else freeze.build or build
+    if gone:
+        more = f" and {len(gone) - 1} packages that go with it" if len(gone) > 1 else ""
+        told.append(f"left out for torch {release}: torch {freeze.torch} of the freeze{more}")
+    if other and freeze.build not in ("", build):
+        told.append(f"the freeze has a build for {freeze.build}; {build} is that of the release nearest to {release}")
     pins |= {"python": python, "frozen": frozen}
     if "toto-ts" not in freeze.pinned:
         pins["toto_ts"] = "0.2.0"
