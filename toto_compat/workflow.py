@@ -153,6 +153,13 @@ def gpu_runner_would_add(matrix: Matrix, profile: str) -> str:
     is_flag=True,
     help="Compile CUDA builds for described GPUs, on any machine; no GPU is needed or used.",
 )
+@click.option(
+    "--architecture",
+    "architectures",
+    multiple=True,
+    metavar="SM",
+    help="Compile CUDA builds for these described GPUs only, such as sm_90.  [default: the profile's]",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop: nothing is fetched, built, removed or run.")
 @click.option("--json", "as_json", is_flag=True, help="Print compatibility.json (with --dry-run the plan) to stdout.")
 @click.option(

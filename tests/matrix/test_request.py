@@ -1,16 +1,19 @@
 """Requests: what a cell is asked, and what it must keep to PASS."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from toto_compat.contract.request import CsvSeries, Device, Limits
+from toto_compat.contract.request import DESCRIBED_ARCHITECTURES, CsvSeries, Device, Limits
 from toto_compat.contract.suites import WITHOUT_GPU, Suite
 from toto_compat.errors import SelectionError
+from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.expand import expand, select
 from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.request import cell_variables, matrix_request
 from toto_compat.matrix.schema import CacheSource
+from toto_compat.matrix.selection import select_cells
 
 MATRIX_PATH = Path(__file__).parents[2] / "matrix.yaml"
 MATRIX = load_matrix(MATRIX_PATH)
@@ -104,3 +107,38 @@ def test_a_cell_that_is_only_lowered_runs_on_the_cpu_and_speaks_of_cuda() -> Non
     assert request.profile.suites == WITHOUT_GPU
     assert request.profile.architectures == ("sm_80", "sm_90")  # its wheel has no kernels for sm_120
     assert request.demands == ()
+
+
+def test_other_gpus_than_the_profiles_are_asked_of_cells_that_compile_for_gpus_without_one() -> None:
+    [cuda] = select(CELLS, ["torch-2.15.0-cu132/fixed_size/default"])
+    [cpu] = select(CELLS, ["torch-2.13.0-cpu/fixed_size/default"])
+    asked = {
+        (cell.environment, device): matrix_request(
+            MATRIX, MATRIX_PATH, cell, "quick", device, architectures=("sm_90",)
+        ).profile.architectures
+        for cell, device in ((cuda, Device.CPU), (cuda, Device.CUDA), (cpu, Device.CPU))
+    }
+    of_the_profile = ("sm_80", "sm_90", "sm_120")
+    # what is not compiled for a described GPU is the same cell as before, for the store too
+    assert list(asked.values()) == [("sm_90",), of_the_profile, of_the_profile]
+
+
+def test_the_gpus_that_can_be_named_are_those_that_are_described() -> None:
+    source = (MATRIX_PATH.parent / "toto_compat/cell/lowering/described_gpu.py").read_text(encoding="utf-8")
+    assert tuple(re.findall(r'DescribedGpu\("(sm_\d+)"', source)) == DESCRIBED_ARCHITECTURES
+
+
+@pytest.mark.parametrize(
+    ("selector", "architecture", "told"),
+    [
+        ("torch-2.15.0-cu132/fixed_size/default", "sm_91", "there are sm_60, sm_70"),
+        ("torch-2.7.0-cu126/fixed_size/default", "sm_120", "they have sm_60, sm_70, sm_75, sm_80, sm_86, sm_90$"),
+    ],
+)
+def test_a_gpu_that_nobody_described_or_no_wheel_has_kernels_for_is_refused(
+    selector: str, architecture: str, told: str
+) -> None:
+    asked = Asked(selectors=(selector,), matrix_file=MATRIX_PATH, architectures=("sm_90", architecture))
+    with pytest.raises(SelectionError, match=f"--architecture {architecture}") as error:
+        select_cells(asked, lambda: Device.CPU)
+    assert re.search(told, error.value.hint)

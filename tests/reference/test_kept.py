@@ -1,17 +1,18 @@
 """What the reference has, what of it is stale: by a suite's version or what is asked, never by a line of source."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from toto_compat.contract.result import Failure
+from toto_compat.contract.request import Device
+from toto_compat.contract.result import Failure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
-from toto_compat.errors import StorageError
+from toto_compat.errors import SelectionError, StorageError
 from toto_compat.evidence.store import StoredCell, cell_path, load_run, read_cell, write_cell
 from toto_compat.matrix.load import load_matrix
+from toto_compat.matrix.request import matrix_request
 from toto_compat.reference import kept as kept_module
-from toto_compat.reference.kept import State, check_size, keep, kept_row
+from toto_compat.reference.kept import State, check_made_here, check_size, keep, kept_row
 from toto_compat.reference.plan import PlannedRow, planned_rows, read_plan
 
 ROOT = Path(__file__).parent.parent.parent
@@ -71,9 +72,35 @@ def test_a_suite_that_the_profile_has_now_makes_a_cell_stale(tmp_path: Path) -> 
     assert "has the suite" in state_with(tmp_path, cell.model_copy(update={"request": request}))[1]
 
 
-def test_a_cell_that_could_not_be_run_is_tried_again(tmp_path: Path) -> None:
+def test_a_cell_that_could_not_be_run_is_told_as_that(tmp_path: Path) -> None:
     crashed = measured().model_copy(update={"failure": Failure(kind="crash", message="killed"), "evidence": {}})
     assert state_with(tmp_path, crashed) == (State.COULD_NOT_RUN, "killed")
+
+
+def test_a_suite_that_ended_in_an_error_makes_no_row_undecided_that_fails_by_what_was_measured(tmp_path: Path) -> None:
+    """upstream breaks the limit of recompiles, whatever a suite that timed out would have measured."""
+    cell, failure = measured(), Failure(kind="timeout", message="30 min are over")
+    for lost, expected in ((Suite.SPEED, State.THERE), (Suite.RECOMPILE, State.COULD_NOT_RUN)):
+        evidence = dict.fromkeys(cell.evidence) if lost is Suite.RECOMPILE else {lost: None}
+        errors = {
+            suite: SuiteEvidence(suite=suite, version=suite.rule.version, outcome=Outcome.ERROR, failure=failure)
+            for suite in evidence
+        }
+        assert state_with(tmp_path, cell.model_copy(update={"evidence": {**cell.evidence, **errors}}))[0] is expected
+
+
+def test_a_cell_that_was_compiled_for_more_gpus_than_are_asked_is_not_stale_and_one_for_fewer_is(
+    tmp_path: Path,
+) -> None:
+    row = next(row for row in planned_rows(read_plan(REFERENCE / "plan.yaml"), MATRIX, "2.9.0"))
+    assert row.architectures == ("sm_90",)
+    request = matrix_request(MATRIX, ROOT / "matrix.yaml", row.cell, row.profile, Device.CPU)
+    assert request.profile.architectures == ("sm_80", "sm_90", "sm_120")
+    cell = measured().model_copy(update={"cell": row.cell, "request": request})
+    assert state_with(tmp_path, cell, row)[0] is State.THERE
+    fewer = matrix_request(MATRIX, Path(), row.cell, row.profile, Device.CPU, architectures=("sm_80",))
+    other = cell.model_copy(update={"request": fewer})
+    assert state_with(tmp_path, other, row) == (State.STALE, "it was not compiled for sm_90")
 
 
 def test_cells_are_kept_beside_those_of_other_releases(tmp_path: Path) -> None:
@@ -88,15 +115,33 @@ def test_cells_are_kept_beside_those_of_other_releases(tmp_path: Path) -> None:
 
 def test_a_reference_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(tmp_path, "cpu", MATRIX, profile="quick", cells=[measured()], revision="")
-    assert check_size(tmp_path, ["cpu"]) > 10_000
+    before = check_size(tmp_path)
+    assert before > 10_000
+    (tmp_path / "by-hand").mkdir()
+    (tmp_path / "by-hand" / "run.json").write_bytes(b" " * 1000)
+    (tmp_path / "cpu" / "compatibility.html").write_bytes(b" " * 1000)  # is not committed
+    assert check_size(tmp_path) == before + 1000
+    monkeypatch.setattr(kept_module, "MOST_BYTES", before + 100_000)
+    with pytest.raises(StorageError, match="with 2 cells to come"):
+        check_size(tmp_path, 2)
     monkeypatch.setattr(kept_module, "MOST_BYTES", 10_000)
     with pytest.raises(StorageError, match="the largest file is"):
-        check_size(tmp_path, ["cpu"])
+        check_size(tmp_path)
 
 
-def test_a_profile_of_several_workloads_has_a_cell_for_each() -> None:
-    row = replace(ROW, profile="production-check")
-    assert len(kept_row(REFERENCE, row, MATRIX).cells) == 3
+def test_the_committed_reference_has_room_for_every_row_that_is_to_come() -> None:
+    rows = [
+        kept_row(REFERENCE, row, MATRIX)
+        for release in read_plan(REFERENCE / "plan.yaml").releases
+        for row in planned_rows(read_plan(REFERENCE / "plan.yaml"), MATRIX, release)
+    ]
+    check_size(REFERENCE, sum(row.state is State.MISSING for row in rows))
+
+
+def test_a_run_of_the_plan_is_none_that_something_else_made() -> None:
+    check_made_here(REFERENCE, list(read_plan(REFERENCE / "plan.yaml").runs))
+    with pytest.raises(SelectionError, match=r"runs\.cuda-lowered: .* was not made by `nox -s reference`"):
+        check_made_here(REFERENCE, ["cpu", "cuda-lowered"])
 
 
 @pytest.mark.parametrize("killed_before", ["run.json", "upstream", "fixed_size"])

@@ -60,6 +60,11 @@ def test_a_release_that_the_matrix_lacks_is_named_with_the_command_that_adds_it(
     assert lacking_environment(PLAN, MATRIX, "2.15.0") == ""
 
 
+def test_a_profile_of_several_workloads_has_a_row_for_each() -> None:
+    rows = [row for row in planned_rows(PLAN, MATRIX, "2.13.0") if row.run == "production-check"]
+    assert [row.cell.workload for row in rows] == ["production", "production-float16", "production-bfloat16"]
+
+
 def test_every_planned_row_is_a_cell_of_the_matrix() -> None:
     rows = [row for release in PLAN.releases for row in planned_rows(PLAN, MATRIX, release)]
     assert len({(row.run, row.cell) for row in rows}) == len(rows)
@@ -78,6 +83,10 @@ def test_every_planned_row_is_a_cell_of_the_matrix() -> None:
             "runs.cpu.more[0].releases[0]: found 2.1.0, which is not among `releases`",
         ),
         ({"runs": {"cpu": {"profile": "quick", "counted_by_torch_logs": ["a/b"]}}}, "counted_by_torch_logs"),
+        (
+            {"runs": {"cpu": {"profile": "quick", "architectures": ["sm_90", "sm_91"]}}},
+            "runs.cpu.architectures[1]: found sm_91, which no GPU is described of",
+        ),
         ({"surplus": 1}, "surplus"),
         ({"releases": ["2.13.0", "2.9.0", "2.13.0"]}, "releases[2]: found 2.13.0 a second time"),
         ({"runs": {"cpu": {"profile": "quick", "rows": ["a/b", "a/b"]}}}, "runs.cpu.rows[1]: found a/b a second time"),

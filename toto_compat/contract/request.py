@@ -15,6 +15,8 @@ from toto_compat.contract.suites import BY_DEFAULT, WITHOUT_GPU, Suite
 # 2.13.0, 2.16.0rc1, 2.16.0.dev20261116: what an index lists, without the local part of a build
 TORCH_RELEASE = r"^\d+\.\d+\.\d+((a|b|rc)\d+)?(\.dev\d+)?$"
 _ARCHITECTURE = r"^sm_\d{2,3}[a-z]?$"
+# Those of which cell/lowering/described_gpu.py has a card to compile for where there is none.
+DESCRIBED_ARCHITECTURES = ("sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 _AMOUNT = r"^\d+[mg]$"
 
 

@@ -21,6 +21,7 @@ class Asked:
     run: str | None = None
     require: tuple[str, ...] = ()
     lower_only: bool = False
+    architectures: tuple[str, ...] = ()  # in the place of the profile's
     dry_run: bool = False
     as_json: bool = False
     matrix_file: Path | None = None

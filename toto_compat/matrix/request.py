@@ -34,12 +34,19 @@ def matrix_request(
     quiet_lock: str | None = None,
     symbols: tuple[SymbolSeries, ...] = (),
     lower_only: bool = False,
+    architectures: tuple[str, ...] = (),
 ) -> CellRequest:
-    """Make the request of a cell of the matrix under a profile; the user's own series bring their suite along."""
+    """Make the request of a cell of the matrix under a profile; the user's own series bring their suite along.
+
+    `architectures` stand in the place of the profile's, where a CUDA build compiles for GPUs that are not there.
+    """
     profile = named_profile(matrix, profile_name)
     workload_name = cell.workload or profile.workloads[0]
-    device = matrix.environments[cell.environment].runs_on(device)
+    environment = matrix.environments[cell.environment]
+    device = environment.runs_on(device)
     of_cell = profile.of_cell
+    if architectures and environment.device is Device.CUDA and device is Device.CPU:
+        of_cell = of_cell.model_copy(update={"architectures": architectures})
     if lower_only:
         suites = tuple(suite for suite in of_cell.suites if suite in WITHOUT_GPU) or (Suite.CUDA_LOWERING,)
         of_cell = of_cell.model_copy(update={"suites": suites})

@@ -8,7 +8,14 @@ from packaging.version import Version
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.csv_file import check_rows, read_csv
-from toto_compat.contract.request import CsvSeries, Device, Environment, SymbolSeries, Workload
+from toto_compat.contract.request import (
+    DESCRIBED_ARCHITECTURES,
+    CsvSeries,
+    Device,
+    Environment,
+    SymbolSeries,
+    Workload,
+)
 from toto_compat.errors import SelectionError
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.checkpoint import with_checkpoint
@@ -77,6 +84,7 @@ def select_cells(
         cells = default_selection(matrix, device, asked.profile, left_out)
         left_out = _missed(matrix, cells, left_out)
     required = _select_required(cells, matrix, asked) if asked.require else []
+    _check_architectures(asked.architectures, matrix, cells)
     workloads = {name: matrix.workloads[name] for name in profile.workloads}
     for workload in workloads.values():
         check_series(workload, matrix_path.resolve().parent)
@@ -107,6 +115,24 @@ def _select_to_lower(matrix: Matrix, asked: Asked) -> list[CellName]:
             hint="select cells of CUDA builds: `toto-compat matrix 'torch-*-cu*/fixed_size/*' --lower-only`",
         )
     return for_cuda
+
+
+def _check_architectures(wanted: Sequence[str], matrix: Matrix, cells: Sequence[CellName]) -> None:
+    """Refuse a GPU that nobody described, or that no selected wheel has kernels for."""
+    environments = {cell.environment: matrix.environments[cell.environment] for cell in cells}
+    wheels = [one.gpu_architectures for one in environments.values() if one.device is Device.CUDA]
+    for architecture in wanted:
+        if architecture not in DESCRIBED_ARCHITECTURES:
+            raise SelectionError(
+                f"--architecture {architecture}: no such GPU is described",
+                hint=f"there are {', '.join(DESCRIBED_ARCHITECTURES)}",
+            )
+        if wheels and all(wheel and architecture not in wheel for wheel in wheels):
+            known = [one for one in DESCRIBED_ARCHITECTURES if any(one in wheel for wheel in wheels)]
+            raise SelectionError(
+                f"--architecture {architecture}: no selected CUDA build has kernels for it",
+                hint=f"they have {', '.join(known)}",
+            )
 
 
 def _select_required(cells: Sequence[CellName], matrix: Matrix, asked: Asked) -> Sequence[CellName]:

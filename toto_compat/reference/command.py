@@ -13,7 +13,7 @@ from toto_compat.reference.kept import MOST_BYTES, State, check_size
 from toto_compat.reference.making import Forecast, Made, Making, forecast, make, rows_of
 from toto_compat.reference.plan import PLAN_FILE, chosen_releases, chosen_runs, lacking_environment, read_plan
 from toto_compat.reference.showing import SHOWN, show, stale_showing
-from toto_compat.reference.torch_logs import counts_table, read_counts
+from toto_compat.reference.torch_logs import LogCount, counts_table, read_counts
 
 
 @click.command("reference")
@@ -28,6 +28,7 @@ from toto_compat.reference.torch_logs import counts_table, read_counts
 @click.option("--show-only", is_flag=True, help="Run nothing; make the table, the pages and the picture anew.")
 @click.option("--budget-minutes", type=click.FloatRange(min=0), help="Start no further cell after so many minutes.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Cells at a time.  [default: up to 2]")
+@click.option("--retry", is_flag=True, help="Run again also what could not be run twice.")
 @click.option("--keep-environments", is_flag=True, help="Do not remove the environments that were built for this.")
 @click.option(
     "--plan", "plan_file", type=click.Path(path_type=Path), default=PLAN_FILE, show_default=True, help="Made beside it."
@@ -42,6 +43,7 @@ def reference_command(
     show_only: bool,
     budget_minutes: float | None,
     jobs: int | None,
+    retry: bool,
     keep_environments: bool,
     plan_file: Path,
     matrix_file: Path | None,
@@ -60,6 +62,7 @@ def reference_command(
         jobs=jobs,
         budget_seconds=budget_minutes * 60 if budget_minutes is not None else None,
         keep_environments=keep_environments,
+        retry=retry,
     )
     releases = chosen_releases(making.plan, only)
     if check:
@@ -70,10 +73,12 @@ def reference_command(
     made = Made() if show_only else make(making, releases)
     project = matrix_path.resolve().parent if plan_file == PLAN_FILE else plan_file.parent
     told = show(making.folder, project, list(making.plan.runs))
-    size = check_size(making.folder, list(making.plan.runs))
-    _tell(made, told, making, size)
+    counts = [one for name in making.plan.runs for one in read_counts(making.folder / name).counts]
+    _tell(made, told, counts, check_size(making.folder))
     if made.failed or told:
         sys.exit(ExitCode.CELL_NOT_RUN)
+    if not all(one.agree for one in counts):
+        sys.exit(ExitCode.FINDINGS)
 
 
 def _check(making: Making, releases: Sequence[str]) -> ExitCode:
@@ -126,8 +131,7 @@ def forecast_text(forecasts: Sequence[Forecast], making: Making) -> str:
     return "\n".join(lines)
 
 
-def _tell(made: Made, told: Sequence[str], making: Making, size: int) -> None:
-    counts = [one for name in making.plan.runs for one in read_counts(making.folder / name).counts]
+def _tell(made: Made, told: Sequence[str], counts: Sequence[LogCount], size: int) -> None:
     if counts:
         click.echo("\nthe same, counted by TORCH_LOGS alone:\n" + counts_table(counts) + "\n")
     click.echo(

@@ -10,7 +10,8 @@ from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.files import utc_now
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import Outcome
-from toto_compat.errors import StorageError
+from toto_compat.contract.suites import WITHOUT_GPU
+from toto_compat.errors import SelectionError, StorageError
 from toto_compat.evidence.files import write_atomically
 from toto_compat.evidence.store import (
     Run,
@@ -26,10 +27,13 @@ from toto_compat.matrix.load import matrix_hash
 from toto_compat.matrix.request import matrix_request
 from toto_compat.matrix.schema import Matrix
 from toto_compat.reference.plan import PlannedRow
-from toto_compat.reference.thinning import check_same_verdict, thinned
+from toto_compat.reference.thinning import as_text, check_same_verdict, thinned
 from toto_compat.releases.observation import MEASURED_BY
+from toto_compat.verdict.judge import Status, judge
 
 MOST_BYTES = 5_000_000  # of everything that is committed
+_BYTES_OF_A_CELL = 60_000  # thinned, with its row of compatibility.json: 48 to 60 kB of the seven of 2.13.0
+_COMMAND = ("nox", "-s", "reference")
 
 
 class State(StrEnum):
@@ -37,33 +41,33 @@ class State(StrEnum):
 
     MISSING = "missing"
     STALE = "stale"  # a suite's version, the workload or the environment's pins changed since
-    COULD_NOT_RUN = "could not be run"  # tried again at the next occasion
+    COULD_NOT_RUN = "could not be run"  # twice, and nothing that was measured decides: tried again when that is asked
     THERE = "there"
 
 
 @dataclass(frozen=True)
 class KeptRow:
     row: PlannedRow
-    cells: tuple[CellName, ...]  # one for every workload of the profile
     state: State
     why: str = ""
 
 
 def kept_row(folder: Path, row: PlannedRow, matrix: Matrix) -> KeptRow:
     """Look a planned row up in results/reference."""
-    workloads = matrix.profiles[row.profile].workloads
-    cells = tuple(CellName(f"{row.cell}@{one}") for one in workloads) if len(workloads) > 1 else (row.cell,)
-    for cell in cells:
-        path = cell_path(folder / row.run, cell)
-        if not path.exists():
-            return KeptRow(row, cells, State.MISSING)
-        stored = read_cell(path)
-        why = stale_because(stored, row, matrix)
-        if why:
-            return KeptRow(row, cells, State.STALE, why)
-        if stored.could_not_run:
-            return KeptRow(row, cells, State.COULD_NOT_RUN, next((one.message for _, one in stored.failures), ""))
-    return KeptRow(row, cells, State.THERE)
+    path = cell_path(folder / row.run, row.cell)
+    if not path.exists():
+        return KeptRow(row, State.MISSING)
+    stored = read_cell(path)
+    if why := stale_because(stored, row, matrix):
+        return KeptRow(row, State.STALE, why)
+    if is_undecided(stored, row, matrix):
+        return KeptRow(row, State.COULD_NOT_RUN, next((one.message for _, one in stored.failures), ""))
+    return KeptRow(row, State.THERE)
+
+
+def is_undecided(cell: StoredCell, row: PlannedRow, matrix: Matrix) -> bool:
+    """Say whether something could not be run, and nothing that was measured decides without it."""
+    return cell.could_not_run and judge(cell, gate_limits(matrix, row.profile)).verdict is not Status.FAIL
 
 
 def stale_because(cell: StoredCell, row: PlannedRow, matrix: Matrix) -> str:
@@ -74,10 +78,16 @@ def stale_because(cell: StoredCell, row: PlannedRow, matrix: Matrix) -> str:
             return (
                 f"the suite {suite.value} is of version {suite.rule.version}, this was measured by {evidence.version}"
             )
-    now = matrix_request(matrix, Path(), cell.cell, row.profile, Device.CPU, lower_only=row.lower_only)
+    now = matrix_request(
+        matrix, Path(), cell.cell, row.profile, Device.CPU, lower_only=row.lower_only, architectures=row.architectures
+    )
     new = [suite.value for suite in now.profile.suites if suite not in cell.request.profile.suites]
     if new:
         return f"the profile {row.profile} has the suite {new[0]} now"
+    # one that was compiled for more than is asked has what is asked
+    lacking = sorted(set(now.profile.architectures) - set(cell.request.profile.architectures))
+    if lacking and set(now.profile.suites) & set(WITHOUT_GPU):
+        return f"it was not compiled for {lacking[0]}"
     if now.workload != cell.request.workload or now.settings != cell.request.settings:
         return f"the profile {row.profile} asks for something else now"
     for field in MEASURED_BY:
@@ -101,7 +111,7 @@ def keep(folder: Path, name: str, matrix: Matrix, *, profile: str, cells: Iterab
     here = [name for name in dict.fromkeys(present) if name in added or cell_path(target, name).exists()]
     info = RunInfo(
         name=name,
-        command=("nox", "-s", "reference"),
+        command=_COMMAND,
         profile=profile,
         runtime="venv",
         executor="local",
@@ -122,8 +132,18 @@ def keep(folder: Path, name: str, matrix: Matrix, *, profile: str, cells: Iterab
     # would be taken for kept and never be shown.
     write_run_info(target, info)
     for name_of_cell, thin in added.items():
-        write_atomically(cell_path(target, name_of_cell), thin.model_dump_json(by_alias=True) + "\n")
+        write_atomically(cell_path(target, name_of_cell), as_text(thin))
     return load_run(target)
+
+
+def check_made_here(folder: Path, runs: Sequence[str]) -> None:
+    """Refuse to add to a run that something else made: its limits, its command and its table would be lost."""
+    for name in runs:
+        if (folder / name / "run.json").exists() and load_run(folder / name).info.command != _COMMAND:
+            raise SelectionError(
+                f"runs.{name}: {folder / name} was not made by `{' '.join(_COMMAND)}`",
+                hint="give the run another name in plan.yaml",
+            )
 
 
 def _table_order(matrix: Matrix) -> Callable[[CellName], tuple[int, int, str]]:
@@ -139,15 +159,16 @@ def _table_order(matrix: Matrix) -> Callable[[CellName], tuple[int, int, str]]:
     return place
 
 
-def check_size(folder: Path, runs: Sequence[str]) -> int:
-    """Bytes of the runs that are committed; too many are an error before anybody commits them."""
+def check_size(folder: Path, cells_to_come: int = 0) -> int:
+    """Bytes of all that is committed, and of cells to come: too many are an error before hours are spent on them."""
     # pages are made from the rest, and not committed
-    files = [path for name in runs for path in (folder / name).rglob("*") if path.is_file() and path.suffix != ".html"]
-    size = sum(path.stat().st_size for path in files)
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".html"]
+    size = sum(path.stat().st_size for path in files) + cells_to_come * _BYTES_OF_A_CELL
     if size > MOST_BYTES:
         largest = max(files, key=lambda path: path.stat().st_size)
+        to_come = f" with {cells_to_come} cells to come" if cells_to_come else ""
         raise StorageError(
-            f"{folder}: {size / 10**6:.1f} MB, and at most {MOST_BYTES / 10**6:.0f} are committed",
+            f"{folder}: {size / 10**6:.1f} MB{to_come}, and at most {MOST_BYTES / 10**6:.0f} are committed",
             hint=f"thin more in toto_compat/reference/thinning.py; the largest file is {largest}",
         )
     return size

@@ -2,25 +2,35 @@
 
 import hashlib
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from toto_compat.contract.request import Device
-from toto_compat.contract.result import CellResult
-from toto_compat.errors import EnvironmentBuildError, ExitCode
+from toto_compat.errors import ExitCode, TotoCompatError
 from toto_compat.evidence.files import cache_folder
 from toto_compat.evidence.store import CellStore, StoredCell, cell_path, load_run, read_cell
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.schema import Matrix
 from toto_compat.matrix.selection import select_cells
 from toto_compat.reference.disk import BuiltHere
-from toto_compat.reference.kept import KeptRow, State, keep, kept_row
+from toto_compat.reference.kept import (
+    KeptRow,
+    State,
+    check_made_here,
+    check_size,
+    is_undecided,
+    keep,
+    kept_row,
+    stale_because,
+)
 from toto_compat.reference.plan import PlannedRow, ReferencePlan, lacking_environment, planned_rows
 from toto_compat.reference.torch_logs import LogCount, add_count, can_be_counted, count_by_log, is_counted
+from toto_compat.runtimes.interrupt import sigterm_as_interrupt
 from toto_compat.runtimes.machine import core_count
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.plan import Plan, plan_run
@@ -43,6 +53,7 @@ class Making:
     jobs: int | None = None
     budget_seconds: float | None = None
     keep_environments: bool = False
+    retry: bool = False  # also rows that could not be run
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -66,12 +77,19 @@ def rows_of(making: Making, release: str) -> list[KeptRow]:
     return [kept_row(making.folder, row, making.matrix) for row in rows if not making.runs or row.run in making.runs]
 
 
+def to_run(making: Making, rows: Sequence[KeptRow]) -> list[KeptRow]:
+    wanted = {State.MISSING, State.STALE} | ({State.COULD_NOT_RUN} if making.retry else set())
+    return [row for row in rows if row.state in wanted]
+
+
 def make(making: Making, releases: Sequence[str]) -> Made:
     """Go through the releases. What is there and not stale is left alone: the same command goes on after a stop."""
     made, built = Made(), BuiltHere()
+    check_made_here(making.folder, making.runs or list(making.plan.runs))
+    check_size(making.folder, sum(len(to_run(making, rows_of(making, release))) for release in releases))
     # a wheel of CUDA has gigabytes, and pip would keep one for every release
     os.environ["PIP_NO_CACHE_DIR"] = "1"
-    with nullcontext() if making.keep_environments else built.alone():
+    with sigterm_as_interrupt(), nullcontext() if making.keep_environments else built.alone():
         for release in releases:
             if lacking := lacking_environment(making.plan, making.matrix, release):
                 made.lacking.append(lacking)
@@ -86,20 +104,30 @@ def make(making: Making, releases: Sequence[str]) -> Made:
 
 
 def _make_release(making: Making, release: str, built: BuiltHere, made: Made) -> None:
+    for batch in _batches(making, to_run(making, rows_of(making, release)), whole=True):
+        _keep_finished(making, batch, made)  # what a session that was cut off had finished
     rows = rows_of(making, release)
-    for batch in _batches(making, [row for row in rows if row.state is not State.THERE]):
+    for batch in _batches(making, to_run(making, rows)):
         if making.used_up:
             made.left += [row.row.cell for row in batch]
             continue
-        try:
+        with _told(release, made):
             _announce(making, batch[0].row.cell.environment, built)
             _run_batch(making, batch, made)
-        except EnvironmentBuildError as error:
-            made.failed.append(f"{release}: {error}")
-            say(f"error: {error}")
     for row in rows:
         if row.row.counted_by_torch_logs and not making.used_up:
-            _count(making, row.row, built, made)
+            with _told(release, made):
+                _count(making, row.row, built, made)
+
+
+@contextmanager
+def _told(release: str, made: Made) -> Iterator[None]:
+    """Tell an error of one batch or count, which is no reason to leave out the others."""
+    try:
+        yield
+    except TotoCompatError as error:
+        made.failed.append(f"{release}: {error}")
+        say(f"error: {error}")
 
 
 def _announce(making: Making, environment: str, built: BuiltHere) -> None:
@@ -108,13 +136,18 @@ def _announce(making: Making, environment: str, built: BuiltHere) -> None:
         built.announce(environment, making.matrix.environments[environment], making.plan.most_disk_gb * 10**9)
 
 
-def _batches(making: Making, rows: Sequence[KeptRow]) -> Iterator[list[KeptRow]]:
+def _batches(making: Making, rows: Sequence[KeptRow], *, whole: bool = False) -> Iterator[list[KeptRow]]:
     """Rows that one run of the matrix takes; as many as run at a time where a budget may end between two of them."""
-    size = (making.jobs or min(2, core_count())) if making.budget_seconds is not None else len(rows)
+    in_portions = making.budget_seconds is not None and not whole
+    size = (making.jobs or min(2, core_count())) if in_portions else len(rows)
     for kind in dict.fromkeys((row.row.run, row.row.profile, row.row.lower_only) for row in rows):
         own = [row for row in rows if (row.row.run, row.row.profile, row.row.lower_only) == kind]
         for start in range(0, len(own), size):
             yield own[start : start + size]
+
+
+def _run_name(row: PlannedRow) -> str:
+    return f"{row.run}-{row.release}"
 
 
 def asked_of(making: Making, batch: Sequence[KeptRow], results: Path) -> Asked:
@@ -126,41 +159,64 @@ def asked_of(making: Making, batch: Sequence[KeptRow], results: Path) -> Asked:
         device=Device.CPU.value,
         jobs=making.jobs,
         # what a reference has is stale by the suites; a finished cell of the same sources is not run twice
-        run=f"{first.run}-{first.release}",
+        run=_run_name(first),
         lower_only=first.lower_only,
+        architectures=first.architectures,
         matrix_file=making.matrix_file,
         results=results,
     )
 
 
+def _results_of(making: Making) -> Path:
+    """Where the cells of this reference are run: there may be others on this machine."""
+    return cache_folder() / "reference" / hashlib.sha256(str(making.folder.resolve()).encode()).hexdigest()[:16]
+
+
 def _run_batch(making: Making, batch: Sequence[KeptRow], made: Made) -> None:
+    """Run the rows; those that could not be run once more, while their environment is there."""
+    undone = _run_once(making, batch, made)
+    if undone and not making.used_up:
+        _run_once(making, undone, made, again=True)
+
+
+def _run_once(making: Making, batch: Sequence[KeptRow], made: Made, *, again: bool = False) -> list[KeptRow]:
     first = batch[0].row
-    say(f"reference: torch {first.release}, {first.run}: {', '.join(row.row.cell for row in batch)}")
-    # of this reference alone: there may be others on this machine
-    results = cache_folder() / "reference" / hashlib.sha256(str(making.folder.resolve()).encode()).hexdigest()[:16]
-    asked = asked_of(making, batch, results)
-    code = run_matrix(asked)
+    cells = ", ".join(row.row.cell for row in batch)
+    say(f"reference: torch {first.release}, {first.run}: {cells}{', once more' if again else ''}")
+    try:
+        code = run_matrix(asked_of(making, batch, _results_of(making)))
+    finally:  # Ctrl-C loses no finished cell
+        undone = _keep_finished(making, batch, made, again=again)
     if code is ExitCode.ENVIRONMENT:
         made.failed.append(f"{first.release}: an environment could not be built")
-        return
-    assert asked.run is not None
-    cells = [cell for cell in load_run(results / asked.run).cells if worth_keeping(cell, making.folder / first.run)]
+    return undone
+
+
+def _keep_finished(making: Making, batch: Sequence[KeptRow], made: Made, *, again: bool = False) -> list[KeptRow]:
+    """Keep what the run of these rows has finished, and forget it there. Return the rows that could not be run: they
+    are kept as that the second time."""
+    first, rows, undone = batch[0].row, {row.row.cell: row for row in batch}, []
+    folder = _results_of(making) / _run_name(first)
     revision, _ = git_revision(making.matrix_file.resolve().parent)
-    keep(making.folder, first.run, making.matrix, profile=first.profile, cells=cells, revision=revision)
-    made.kept += [cell.cell for cell in cells]
-    made.failed += [f"{cell.cell}: could not be run" for cell in cells if cell.could_not_run]
+    for cell in load_run(folder).cells if (folder / "run.json").exists() else ():
+        row = rows.get(cell.cell)
+        if row is None or stale_because(cell, row.row, making.matrix) or _says_nothing(cell):
+            continue
+        undecided = is_undecided(cell, row.row, making.matrix)
+        if undecided and not again:
+            undone.append(row)
+            continue
+        with _told(first.release, made):
+            keep(making.folder, first.run, making.matrix, profile=first.profile, cells=[cell], revision=revision)
+            made.kept.append(cell.cell)
+        if undecided:
+            made.failed.append(f"{cell.cell}: could not be run, twice")
+    shutil.rmtree(folder / "cells", ignore_errors=True)
+    return undone
 
 
-def worth_keeping(cell: StoredCell, run_folder: Path) -> bool:
-    """A cell that could not be run is kept as what it is, unless there is one that could."""
-    if (
-        isinstance(cell, CellResult)
-        and cell.failure is not None
-        and cell.failure.kind in ("environment", "interrupted")
-    ):
-        return False
-    path = cell_path(run_folder, cell.cell)
-    return not cell.could_not_run or not path.exists() or read_cell(path).could_not_run
+def _says_nothing(cell: StoredCell) -> bool:
+    return cell.failure is not None and cell.failure.kind in ("environment", "interrupted")
 
 
 def _count(making: Making, row: PlannedRow, built: BuiltHere, made: Made) -> None:
@@ -172,12 +228,7 @@ def _count(making: Making, row: PlannedRow, built: BuiltHere, made: Made) -> Non
         return
     say(f"reference: {row.cell} once more, counted by TORCH_LOGS")
     _announce(making, row.cell.environment, built)
-    try:
-        count = count_by_log(cell)
-    except EnvironmentBuildError as error:
-        made.failed.append(str(error))
-        say(f"error: {error}")
-        return
+    count = count_by_log(cell)
     add_count(making.folder / row.run, count)
     made.counts.append(count)
 
@@ -200,16 +251,16 @@ class Forecast:
 def forecast(making: Making, release: str) -> Forecast:
     """Estimate time and disk of a release from what cells took here before; nothing is changed."""
     rows = rows_of(making, release)
-    to_run = [row for row in rows if row.state is not State.THERE]
-    plans = [_plan_of(making, batch) for batch in _batches(making, to_run)]
-    counted = sum(row.row.counted_by_torch_logs for row in to_run)
+    wanted = to_run(making, rows)
+    plans = [_plan_of(making, batch) for batch in _batches(making, wanted)]
+    counted = sum(row.row.counted_by_torch_logs for row in wanted)
     # of one release and kind all rows are of one environment, which is built once for all of them
     needs = {name: plan.needs for plan in plans for name in plan.to_build}
     return Forecast(
         release=release,
-        to_run=len(to_run),
-        why=", ".join(f"{count} {state.value}" for state, count in Counter(row.state for row in to_run).items()),
-        there=len(rows) - len(to_run),
+        to_run=len(wanted),
+        why=", ".join(f"{count} {state.value}" for state, count in Counter(row.state for row in wanted).items()),
+        there=len(rows) - len(wanted),
         seconds=sum(plan.seconds - plan.needs.seconds for plan in plans)
         + sum(one.seconds for one in needs.values())
         + counted * _LOG_COUNT_SECONDS,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from toto_compat.contract.cell_name import CellName
-from toto_compat.contract.request import TORCH_RELEASE, Device
+from toto_compat.contract.request import DESCRIBED_ARCHITECTURES, TORCH_RELEASE, Device
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import MatrixFileError, SelectionError
 from toto_compat.matrix.document import Document, KeyPath, Mistake, describe_mistakes, read_document
@@ -33,6 +33,7 @@ class ReferenceRun(StrictModel):
 
     profile: str
     lower_only: bool = False  # compiled for CUDA and not run: of CUDA builds alone
+    architectures: tuple[str, ...] = ()  # that CUDA builds compile for, in the place of the profile's
     rows: tuple[Row, ...] = ()  # of every release
     more: tuple[MoreRows, ...] = ()
     counted_by_torch_logs: tuple[Row, ...] = ()
@@ -53,7 +54,7 @@ class ReferencePlan(StrictModel):
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """One cell of the reference, and the run of results/reference that it belongs to."""
+    """One cell of the reference, of one workload, and the run of results/reference that it belongs to."""
 
     run: str
     release: str
@@ -61,6 +62,7 @@ class PlannedRow:
     profile: str
     lower_only: bool
     counted_by_torch_logs: bool
+    architectures: tuple[str, ...] = ()
 
 
 def read_plan(path: Path) -> ReferencePlan:
@@ -91,6 +93,10 @@ def _contradictions(document: Document, plan: ReferencePlan) -> Iterator[Mistake
                 if release not in plan.releases:
                     key = (*own, "more", place, "releases", number)
                     yield document.mistake(key, f"{release}, which is not among `releases`", "one of those")
+        for number, one in enumerate(run.architectures):
+            if one not in DESCRIBED_ARCHITECTURES:
+                key = (*own, "architectures", number)
+                yield document.mistake(key, f"{one}, which no GPU is described of", ", ".join(DESCRIBED_ARCHITECTURES))
         for number, row in enumerate(run.counted_by_torch_logs):
             if row not in run.rows:
                 counted = (*own, "counted_by_torch_logs", number)
@@ -137,15 +143,16 @@ def planned_rows(plan: ReferencePlan, matrix: Matrix, release: str) -> Iterator[
             continue
         if run.profile not in matrix.profiles:
             raise SelectionError(f"runs.{name}: matrix.yaml has no profile {run.profile!r}")
-        known = {cell.for_all_workloads for cell in expand(matrix, run.profile)}
+        known = expand(matrix, run.profile)
         for row in rows:
-            cell = CellName(f"{environment}/{row}")
-            if cell not in known:
+            cells = [cell for cell in known if cell.for_all_workloads == f"{environment}/{row}"]
+            if not cells:
                 raise SelectionError(
-                    f"runs.{name}: matrix.yaml has no cell {cell}", hint="check caches, modes, settings"
+                    f"runs.{name}: matrix.yaml has no cell {environment}/{row}", hint="check caches, modes, settings"
                 )
             counted = row in run.counted_by_torch_logs
-            yield PlannedRow(name, release, cell, run.profile, run.lower_only, counted)
+            for cell in cells:
+                yield PlannedRow(name, release, cell, run.profile, run.lower_only, counted, run.architectures)
 
 
 def lacking_environment(plan: ReferencePlan, matrix: Matrix, release: str) -> str:

@@ -1,5 +1,6 @@
 """A cell's file made small enough to be committed: evidence, gates and origin stay, what repeats itself is thinned."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.judge import JudgedCell, judge
 
 _TIMINGS_KEPT = 15
-_ROWS_KEPT = 12
-_FRAMES_KEPT = 3
+_ROWS_KEPT = 8
+_FRAMES_KEPT = 2
 _REASONS_KEPT = 2
 _LINES_KEPT = 12  # of a failure's traceback
 
@@ -22,6 +23,16 @@ def thinned(cell: StoredCell) -> StoredCell:
     """The same cell with its tables, events and timings thinned; each suite says in `details.thinned` what it had."""
     evidence = {suite: _thinned_suite(one) for suite, one in cell.evidence.items()}
     return cell.model_copy(update={"evidence": evidence})
+
+
+def as_text(cell: StoredCell) -> str:
+    """A thinned cell's file. Of evidence and origin, what is empty is left out; of the request nothing is, since its
+    defaults may be others some day."""
+    document = cell.model_dump(mode="json", by_alias=True)
+    document |= cell.model_dump(
+        mode="json", by_alias=True, exclude_defaults=True, include={"evidence": True, "provenance": True}
+    )
+    return json.dumps(document, separators=(",", ":")) + "\n"
 
 
 def check_same_verdict(whole: StoredCell, thin: StoredCell, gates: Mapping[Gate, GateLimit]) -> None:

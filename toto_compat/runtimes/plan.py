@@ -80,6 +80,7 @@ def plan_run(selection: Selection, runtime: Runtime, store: CellStore, asked: As
             quiet_lock=str(cache_folder() / "quiet.lock"),
             symbols=selection.symbols_of(cell),
             lower_only=asked.lower_only,
+            architectures=asked.architectures,
         )
         for cell in selection.cells
     ]
@@ -121,7 +122,7 @@ def plan_cells(
     """Look every cell up in the store, as far as its environment's lock is known."""
     environments = {request.cell.environment: request.environment for request in requests}
     locks = {name: runtime.lock_of(name, environment) for name, environment in environments.items()}
-    machines = {device: machine_identity(device) for device in {request.device for request in requests}}
+    machines = {device: machine_of(runtime, device) for device in {request.device for request in requests}}
     planned = []
     for request in requests:
         lock = locks[request.cell.environment]
@@ -132,7 +133,13 @@ def plan_cells(
 
 
 def key_of(request: CellRequest, lock: str, source_hash: str, machine: str | None = None) -> str:
-    return cell_key(request, lock=lock, source_hash=source_hash, machine=machine or machine_identity(request.device))
+    machine = machine_identity(request.device) if machine is None else machine
+    return cell_key(request, lock=lock, source_hash=source_hash, machine=machine)
+
+
+def machine_of(runtime: Runtime, device: Device) -> str:
+    """Name what cells run on, for their keys. Whoever only asks others to run them is none of it."""
+    return "" if runtime.elsewhere else machine_identity(device)
 
 
 def make_plan(
