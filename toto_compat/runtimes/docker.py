@@ -88,6 +88,7 @@ class DockerRuntime:
     """Cells in containers, through the Docker SDK. Safe to use from several threads."""
 
     name = "docker"
+    elsewhere = False
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from toto_compat.matrix.selection import Selection
 from toto_compat.matrix.toto_source import toto_source
 from toto_compat.runtimes.inputs import staged
 from toto_compat.runtimes.local import ReadyCell
-from toto_compat.runtimes.plan import Plan, key_of
+from toto_compat.runtimes.plan import Plan, key_of, machine_of
 from toto_compat.runtimes.progress import Progress, say
 from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
 
@@ -60,7 +60,7 @@ def prepare_run(
             request = cell.request.model_copy(update={"checkpoint_folder": folder})
             # from here on the cell's own copies count, and they are what its key is of
             request, prepared = staged(with_named_sources(request)), environments[name]
-            key = key_of(request, prepared.lock, runtime.source.hash)
+            key = key_of(request, prepared.lock, runtime.source.hash, machine_of(runtime, request.device))
             # of an environment that was just built, or a checkpoint just fetched, the key was not known before
             earlier = None if asked.fresh else store.get(key, request.demands)
             if earlier is not None:

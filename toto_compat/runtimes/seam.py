@@ -49,6 +49,7 @@ class Runtime(Protocol):
     """
 
     name: str
+    elsewhere: bool  # its cells run on other machines, of which nothing is known here but what is asked of them
     source: CellSource  # what its cells will run of this package
 
     def lock_of(self, environment_name: str, environment: Environment) -> str | None:

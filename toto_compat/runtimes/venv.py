@@ -53,6 +53,7 @@ class VenvRuntime:
     """Cells in virtualenvs. Safe to use from several threads."""
 
     name = "venv"
+    elsewhere = False
 
     def __init__(
         self, source: CellSource, *, limits: Limits, device: Device, command: tuple[str, ...] = CELL_COMMAND

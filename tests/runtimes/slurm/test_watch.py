@@ -16,6 +16,7 @@ from tests.runtimes.stub_runtime import MATRIX_TEXT
 from toto_compat.detached import watch_again
 from toto_compat.errors import ExitCode, SelectionError, StorageError
 from toto_compat.evidence.store import claimed_run, load_run
+from toto_compat.runtimes import plan
 from toto_compat.runtimes.progress import PlainProgress
 from toto_compat.runtimes.slurm import watch as watch_module
 from toto_compat.runtimes.slurm.cluster import SlurmError
@@ -139,7 +140,25 @@ def test_a_retry_that_slurm_refuses_is_a_try_and_not_the_first_of_endless_ones(s
     assert all("not this one" in failure.message for failure in failures if failure)
 
 
-# --- jobs that are held ------------------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_measured_is_found_again_from_another_machine(
+    slurm: SmallSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.submit()
+    slurm.leave_all_results()
+    slurm.call("status", "one")
+    words = ("matrix", "--executor", "slurm", "--device", "cpu", "--dry-run", "torch-2.1*/*")
+    assert slurm.call(*words).output.count("0 to run, 2 from the store") == 2
+    before = len(slurm.scripts)
+    monkeypatch.setattr(plan, "machine_identity", lambda _: "another login node")
+    again = slurm.call(*words[:-2], "--run", "two", words[-1])
+    assert len(load_run(slurm.run.with_name("two")).cells) == 4, again.output
+    assert len(slurm.scripts) == before
+
+
+# --- jobs that are held -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reason", ["launch_failed_requeued_held", "launch failed requeued held", "JobHoldMaxRequeue"])
@@ -207,8 +226,8 @@ class Comes(PlainProgress):
     """Brings the shared folder back after the runner has looked in vain a few times."""
 
     def __init__(self, back: Callable[[], object]) -> None:
-        super().__init__(4, write=lambda line: self.said.append(line))
         self.said: list[str] = []
+        super().__init__(4, write=self.said.append)
         self._back, self._looks = back, 0
 
     def heartbeat(self) -> None:

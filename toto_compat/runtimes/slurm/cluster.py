@@ -28,8 +28,8 @@ COMING = frozenset(
         *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "STAGE_OUT"),
     }
 )
-# Pending, and for ever unless somebody releases it: what Slurm itself has put back and holds, by state or by reason (some
-# releases write that with spaces), and what a person holds. A user who holds a job means to release it
+# Pending, and for ever unless somebody releases it: what Slurm itself has put back and holds, by state or by reason
+# (some releases write that with spaces), and what a person holds. A user who holds a job means to release it
 _PUT_BACK = frozenset(
     {
         *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"),

@@ -37,8 +37,8 @@ def run_cells(
 ) -> None:
     """Submit all cells, `jobs` at a time, and hand over each as its result arrives; with `detach` only submit.
 
-    Ctrl-C cancels the jobs; what had arrived by then is still handed over. A folder that stays away cancels nothing: jobs
-    go on, and the run can be taken up."""
+    Ctrl-C cancels the jobs; what had arrived by then is still handed over. A folder that stays away cancels nothing:
+    jobs go on, and the run can be taken up."""
     assert isinstance(runtime, NodesRuntime)
     if not cells:
         return

@@ -22,6 +22,8 @@ class NodesRuntime:
     the place of this machine's own. What a node really was is in the provenance of each result.
     """
 
+    elsewhere = True
+
     def __init__(self, name: Literal["venv", "docker"], settings: SlurmSettings, device: Device) -> None:
         self.name: str = name
         self.source = CellSource()

@@ -38,7 +38,7 @@ class _Array:
 def submit(exchange: Exchange, submitted: Submitted, tasks: Sequence[Submission], keep: Keep) -> None:
     """Submit these tasks, alike ones as one array. `keep` gets every change at once, and has it on disk.
 
-    Slurm limits how many jobs of one array run at a time. Where so many are wanted of the whole run, one array comes after
+    Slurm limits how many jobs of one array run at a time. Where that is wanted of the whole run, one array comes after
     the other."""
     check_own(exchange, submitted)
     cluster = Cluster(exchange.jobs, submitted.settings)

@@ -169,7 +169,7 @@ class Watch:
     def _read(self, task: Submission) -> NodeResult | None:
         """Read a result; a damaged one is put aside, and its cell is as if it had left none.
 
-        One that the system does not give just now is none of these: it is tried again, and its cell is not run again."""
+        One that the system does not give just now is neither: it is tried again, and its cell is not run again."""
         path, state = self.exchange.result(task.number), self._open[task.number]
         try:
             content = read_left_file(path, _LARGEST_RESULT)
