@@ -3,21 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from toto_compat.contract.request import Device, Environment
+from toto_compat.contract.result import Failure
 from toto_compat.environments.virtualenv import venv_folder
-from toto_compat.errors import EnvironmentBuildError, ExitCode
-from toto_compat.evidence.store import cell_path, load_run, read_cell
+from toto_compat.errors import EnvironmentBuildError, ExitCode, StorageError
+from toto_compat.evidence.store import Run, StoredCell, cell_path, load_run, read_cell
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.request import matrix_request
+from toto_compat.reference import kept as kept_module
 from toto_compat.reference import making as making_module
 from toto_compat.reference.disk import BuiltHere
 from toto_compat.reference.kept import keep
-from toto_compat.reference.making import Making, make
+from toto_compat.reference.making import Made, Making, make, rows_of
 from toto_compat.reference.plan import ReferencePlan
+from toto_compat.reference.torch_logs import counted
 
 ROOT = Path(__file__).parent.parent.parent
 MATRIX = load_matrix(ROOT / "matrix.yaml")
@@ -33,6 +37,8 @@ class Machine:
     def __init__(self, broken: Sequence[str] = ()) -> None:
         self.asked: list[Asked] = []
         self.broken = broken
+        self.crashing: set[str] = set()  # rows that cannot be run
+        self.stopped_after = 10**6  # cells, and then Ctrl-C
 
     def run_matrix(self, asked: Asked) -> ExitCode:
         self.asked.append(asked)
@@ -41,13 +47,18 @@ class Machine:
         if environment in self.broken:
             raise EnvironmentBuildError(f"{environment}: no such wheel")
         cells = []
-        for selector in asked.selectors:
+        for selector in asked.selectors[: self.stopped_after]:
             cell = read_cell(
                 cell_path(ROOT / "results/reference/cpu", f"torch-2.13.0-cpu/{selector.partition('/')[2]}")
             )
             named = matrix_request(MATRIX, ROOT / "matrix.yaml", type(cell.cell)(selector), "quick", Device.CPU)
-            cells.append(cell.model_copy(update={"cell": named.cell, "request": named}))
+            cell = cell.model_copy(update={"cell": named.cell, "request": named})
+            if selector.partition("/")[2] in self.crashing:
+                cell = cell.model_copy(update={"evidence": {}, "failure": Failure(kind="crash", message="killed")})
+            cells.append(cell)
         keep(asked.results, asked.run, MATRIX, profile="quick", cells=cells, revision="")
+        if len(asked.selectors) > self.stopped_after:
+            raise KeyboardInterrupt
         return ExitCode.OK
 
     @property
@@ -83,6 +94,96 @@ def test_the_same_command_again_runs_only_what_is_missing(machine: Machine, tmp_
     machine.asked.clear()
     make(making(tmp_path), PLAN.releases)
     assert machine.cells == ["torch-2.9.0-cu128/list_index/default"]
+
+
+def test_an_interruption_keeps_what_was_finished_and_the_same_command_runs_the_rest(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.stopped_after = 3
+    with pytest.raises(KeyboardInterrupt):
+        make(making(tmp_path), ["2.13.0"])
+    assert len(load_run(tmp_path / "reference" / "cpu").cells) == 3
+    machine.asked.clear()
+    make(making(tmp_path), ["2.13.0"])
+    assert machine.cells == ["torch-2.13.0-cpu/fixed_size/default"]
+
+
+def test_what_a_session_had_finished_that_was_killed_is_kept_without_running_it_or_its_environment(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise SystemExit(9)  # as a kill: nothing is kept any more
+
+    with monkeypatch.context() as context:
+        context.setattr(making_module, "_keep_finished", die)
+        with pytest.raises(SystemExit):
+            making_module._run_once(making(tmp_path), rows_of(making(tmp_path), "2.13.0"), Made())
+    assert len(machine.cells) == 4
+    machine.asked.clear()
+    made = make(making(tmp_path), ["2.13.0"])
+    assert (machine.asked, len(made.kept)) == ([], 4)
+
+
+def test_what_could_not_be_run_is_tried_twice_kept_as_that_and_then_left_alone(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.crashing = {"list_index/default"}
+    made = make(making(tmp_path), ["2.13.0"])
+    assert machine.cells.count("torch-2.13.0-cpu/list_index/default") == 2
+    assert len(machine.cells) == 5
+    assert made.failed == ["torch-2.13.0-cpu/list_index/default: could not be run, twice"]
+    machine.asked.clear()
+    assert make(making(tmp_path), ["2.13.0"]).failed == []
+    assert machine.asked == []
+    machine.crashing = set()
+    assert make(making(tmp_path, retry=True), ["2.13.0"]).kept == ["torch-2.13.0-cpu/list_index/default"]
+
+
+def test_a_cell_that_cannot_be_kept_does_not_keep_the_others_out(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep_but_one(*place: Any, cells: list[StoredCell], **about: Any) -> Run:
+        if cells[0].cell == "torch-2.9.0-cu128/list_index/default":
+            raise StorageError("its verdict changed when its evidence was thinned")
+        return keep(*place, cells=cells, **about)
+
+    with monkeypatch.context() as context:
+        context.setattr(making_module, "keep", keep_but_one)
+        made = make(making(tmp_path), PLAN.releases)
+    assert (len(made.kept), len(made.failed)) == (7, 1)
+    assert made.failed[0] == "2.9.0: its verdict changed when its evidence was thinned"
+    machine.asked.clear()
+    # nor is it lost: once thinning is right it is kept without being run again
+    assert make(making(tmp_path), PLAN.releases).kept == ["torch-2.9.0-cu128/list_index/default"]
+    assert machine.asked == []
+
+
+def test_a_second_count_that_cannot_be_taken_does_not_stop_the_other_releases(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def announce(_self: BuiltHere, name: str, *_: object) -> None:
+        if name == "torch-2.9.0-cu128" and len(machine.asked) == 1:  # it was run, and is to be counted
+            raise EnvironmentBuildError(f"{name}: the disk is full")
+
+    monkeypatch.setattr(BuiltHere, "announce", announce)
+    monkeypatch.setattr(making_module, "count_by_log", lambda cell: counted(cell, "== forecast mean\n", 0))
+    run = PLAN.runs["cpu"].model_copy(update={"counted_by_torch_logs": ("upstream/default",)})
+    plan = PLAN.model_copy(update={"runs": {"cpu": run}})
+    made = make(replace(making(tmp_path), plan=plan), PLAN.releases)
+    assert len(made.kept) == 8
+    assert made.failed == ["2.9.0: torch-2.9.0-cu128: the disk is full"]
+    assert [one.cell for one in made.counts] == ["torch-2.13.0-cpu/upstream/default"]
+
+
+def test_more_than_may_be_committed_is_told_before_anything_is_run(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_module, "MOST_BYTES", 300_000)
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "plan.yaml").write_text("", encoding="utf-8")
+    with pytest.raises(StorageError, match="with 8 cells to come"):
+        make(making(tmp_path), PLAN.releases)
+    assert machine.asked == []
 
 
 def test_only_the_runs_that_are_named_are_made(machine: Machine, tmp_path: Path) -> None:

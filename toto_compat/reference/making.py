@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -209,9 +208,9 @@ def _keep_finished(making: Making, batch: Sequence[KeptRow], made: Made, *, agai
         with _told(first.release, made):
             keep(making.folder, first.run, making.matrix, profile=first.profile, cells=[cell], revision=revision)
             made.kept.append(cell.cell)
+            cell_path(folder, cell.cell).unlink(missing_ok=True)
         if undecided:
             made.failed.append(f"{cell.cell}: could not be run, twice")
-    shutil.rmtree(folder / "cells", ignore_errors=True)
     return undone
 
 

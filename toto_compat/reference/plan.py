@@ -95,8 +95,9 @@ def _contradictions(document: Document, plan: ReferencePlan) -> Iterator[Mistake
                     yield document.mistake(key, f"{release}, which is not among `releases`", "one of those")
         for number, one in enumerate(run.architectures):
             if one not in DESCRIBED_ARCHITECTURES:
-                key = (*own, "architectures", number)
-                yield document.mistake(key, f"{one}, which no GPU is described of", ", ".join(DESCRIBED_ARCHITECTURES))
+                compiled = (*own, "architectures", number)
+                told = f"{one}, which no GPU is described of"
+                yield document.mistake(compiled, told, ", ".join(DESCRIBED_ARCHITECTURES))
         for number, row in enumerate(run.counted_by_torch_logs):
             if row not in run.rows:
                 counted = (*own, "counted_by_torch_logs", number)
