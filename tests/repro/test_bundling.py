@@ -9,9 +9,11 @@ from unittest.mock import Mock
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.verdict.sample_cells import good_result, production_incident, with_figures
+from tests.verdict.sample_cells import good_result, production_incident, suite_error, with_figures, with_suite
 from tests.verdict.stored_runs import judged_run, store_run
 from toto_compat.contract.request import Device
+from toto_compat.contract.result import Outcome
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import BundleError, EnvironmentBuildError, ExitCode, InputError, SelectionError
 from toto_compat.evidence.store import StoredCell, load_run, log_path
 from toto_compat.matrix.gates import Gate
@@ -20,8 +22,10 @@ from toto_compat.report.page_data import cell_details
 from toto_compat.repro.archive import Manifest, unpack, write_bundle
 from toto_compat.repro.command import repro_command
 from toto_compat.repro.incident import load_incident
+from toto_compat.repro.outcome import Verdict, look_at
 from toto_compat.repro.red_cell import incident_of
 from toto_compat.repro.replay import ToRun, compared_with_bundle
+from toto_compat.repro.reproduce import limits_of
 from toto_compat.verdict.judge import Status
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +133,21 @@ def test_what_a_gpu_measured_is_looked_for_on_a_gpu_alone(run_folder: Path) -> N
         cell = judged_run(with_figures(good_result(torch="2.9.0", build="cu128", device=device), slow)).cells[0]
         found = {one.gate: one.needs for one in incident_of(load_run(run_folder), cell).gates}
         assert found == {Gate.SPEEDUP: needs, Gate.RECOMPILES_TOTAL: None}
+
+
+def test_a_red_cell_whose_forecast_raised_is_the_same_again_where_it_raises_again(run_folder: Path) -> None:
+    message = f"IndexError: no slot 3 in <Cache object at 0x7f00aa> of /srv/bot/kv.py, token={SECRET}"
+    result = with_suite(good_result(), Suite.RECOMPILE, suite_error(Suite.RECOMPILE, Outcome.MODEL_FAILED, message))
+    cell = judged_run(result).cells[0]
+    assert cell.verdict is Status.FAIL
+    incident = incident_of(load_run(run_folder), cell)
+    assert [(one.suite, one.error_like) for one in incident.raised] == [
+        (Suite.RECOMPILE, "IndexError: no slot 3 in <Cache object at *> of *, token=*")
+    ]
+    assert not incident.gates
+    limits = limits_of(load_matrix(ROOT / "matrix.yaml"))
+    assert look_at(incident, result, limits).verdict is Verdict.REPRODUCED
+    assert look_at(incident, good_result(), limits).verdict is Verdict.NOT_REPRODUCED
 
 
 def test_a_green_cell_an_unknown_one_and_an_unknown_run_have_no_bundle(run_folder: Path) -> None:

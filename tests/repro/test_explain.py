@@ -32,7 +32,7 @@ from toto_compat.repro.explain import (
     sentence,
     variants,
 )
-from toto_compat.repro.incident import Incident, load_incident
+from toto_compat.repro.incident import Incident, RaisedForecast, load_incident
 from toto_compat.repro.outcome import Reproduction, look_at
 from toto_compat.repro.reproduce import incident_request, limits_of
 from toto_compat.runtimes.machine import machine_identity
@@ -121,6 +121,23 @@ def test_only_a_compiled_forecast_without_any_such_event_ends_it(
     judged = row("cache", "cache x", evidence)
     assert judged.ends is ends
     assert judged.told.startswith(told)
+
+
+def test_an_error_is_ended_by_what_runs_and_not_by_what_raises_another() -> None:
+    raising = HERE.model_copy(update={"expect": (), "raised": (RaisedForecast(error_like="IndexError: *"),)})
+
+    def raises(message: str) -> SuiteEvidence:
+        failure = Failure(kind="exception", message=message)
+        return SuiteEvidence(suite=Suite.RECOMPILE, outcome=Outcome.MODEL_FAILED, failure=failure)
+
+    base = ran(raising, raises("IndexError: 3"))
+    for evidence, ends, told in (
+        (measured(), True, "gone"),
+        (raises("IndexError: 4"), False, "the same"),
+        (raises("TypeError: x"), False, "raised TypeError: x"),
+    ):
+        judged = judged_row(Variant("cache", "cache x", raising), base, ran(raising, evidence))
+        assert (judged.ends, judged.told) == (ends, told)
 
 
 def test_a_cell_that_crashed_ends_nothing() -> None:

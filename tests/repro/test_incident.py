@@ -168,6 +168,12 @@ def test_every_shipped_incident_is_valid() -> None:
         ("expect:\n", "gates:\n- {gate: speedup, needs: gpu}\nexpect:\n", "gates[0].needs: found 'gpu'; accepted cuda"),
         ("    limit: 8\n", "    limit: 8\n    at_least: 3\n    at_most: 2\n", "expect[0].at_most: found 2 (a number)"),
         ("    limit: 8\n", "    limit: 8\n    at_least: 0\n", "found 0 without at_most"),
+        (
+            "expect:\n",
+            "raised:\n- {error_like: '*', suite: symbols}\nexpect:\n",
+            "raised[0].suite: found 'symbols', which",
+        ),
+        ("expect:\n", "raised:\n- {error_like: '*', predicted_by: [cudagraph]}\nexpect:\n", "nobody predicts an error"),
         ("settings: {}\n", "settings: {}\nsuites: [recompil]\n", "did you mean recompile?"),
         ("settings: {}\n", "settings: {}\nlog: none.log\n", "log: found no file 'none.log'"),
         ("mode: reduce-overhead\n", "mode: reduce_overhead\n", "did you mean reduce-overhead?"),

@@ -14,8 +14,8 @@ from toto_compat.errors import ExitCode
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import load_matrix
 from toto_compat.repro.command import as_text, exit_code
-from toto_compat.repro.incident import ExpectedEvent, FailedGate, Incident, load_incident
-from toto_compat.repro.outcome import Reproduction, Verdict, look_at, place_of
+from toto_compat.repro.incident import ExpectedEvent, FailedGate, Incident, RaisedForecast, load_incident
+from toto_compat.repro.outcome import Reproduction, Verdict, look_at, place_of, symptom_left
 from toto_compat.repro.reproduce import incident_request, limits_of
 
 ROOT = Path(__file__).parents[2]
@@ -191,6 +191,38 @@ def test_a_forecast_that_raised_is_not_taken_for_a_gate_that_failed_as_in_produc
     reproduction = looked_at(incident(gates=(FailedGate(gate=Gate.RECOMPILES_TOTAL),)), raised)
     assert reproduction.verdict is Verdict.NOT_JUDGED
     assert "the compiled forecast raised: IndexError" in as_text(reproduction)
+
+
+def raised(message: str, suite: Suite = Suite.RECOMPILE) -> SuiteEvidence:
+    failure = Failure(kind="exception", message=message)
+    return SuiteEvidence(suite=suite, outcome=Outcome.MODEL_FAILED, failure=failure)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "told", "left"),
+    [
+        (raised("IndexError: 3"), Verdict.REPRODUCED, "raised IndexError: 3 here", "the same"),
+        (raised("TypeError: 3"), Verdict.NOT_REPRODUCED, "raised TypeError: 3 here", "raised TypeError: 3"),
+        (evidence(Suite.RECOMPILE), Verdict.NOT_REPRODUCED, "it raised nothing here", ""),
+        (SuiteEvidence(suite=Suite.RECOMPILE, outcome=Outcome.ERROR), Verdict.NOT_JUDGED, "NOT RUN: error", None),
+    ],
+)
+def test_an_error_of_the_forecast_can_be_expected_and_shown_again(
+    found: SuiteEvidence, verdict: Verdict, told: str, left: str | None
+) -> None:
+    about = incident(raised=(RaisedForecast(error_like="IndexError: *"),))
+    reproduction = looked_at(about, found)
+    assert reproduction.verdict is verdict
+    assert told in as_text(reproduction)
+    assert symptom_left(about.raised[0], reproduction) == left
+    assert reproduction.ended is (left == "")
+
+
+def test_an_error_of_a_gpu_is_not_looked_for_without_one() -> None:
+    about = incident(raised=(RaisedForecast(error_like="*", needs="cuda", suite=Suite.EQUIVALENCE),))
+    assert "needs a GPU" in as_text(looked_at(about))
+    request = incident_request(about, ROOT, MATRIX, ROOT / "matrix.yaml", device=Device.CUDA)
+    assert Suite.EQUIVALENCE in request.profile.suites
 
 
 def test_any_suite_can_be_asked_for() -> None:

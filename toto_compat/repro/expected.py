@@ -17,6 +17,7 @@ OF_CUDA = frozenset(
 )
 # Their files and lines are the same wherever the same releases are installed.
 _INSTALLED = ("toto/", "torch/", "toto_compat/")
+_LONGEST_ERROR = 400
 _RESUMED = "torch_dynamo_resume_in_"
 
 
@@ -61,6 +62,12 @@ def _reason_of_limit(reason: str) -> dict[str, str]:
 def _like(reason: str) -> str:
     # what was taken out may be anything when it comes again
     return reason.replace(REDACTED, "*")
+
+
+def error_again(error: str) -> str:
+    """Open in an error what another process or machine says differently: addresses, paths, and secrets."""
+    said = re.sub(r"0x[0-9a-fA-F]+|(?<![\w.])(?:/[\w.+@-]+){2,}/?", "*", _like(redact(error)))
+    return said if len(said) <= _LONGEST_ERROR else f"{said[:_LONGEST_ERROR]}*"
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

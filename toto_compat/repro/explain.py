@@ -263,14 +263,14 @@ def judged_row(variant: Variant, base: Reproduction, tried: Reproduction) -> Row
     """Compare with the incident as it is: what held there must be looked for, judged and gone for it to be ended."""
     if tried.result.failure is not None:
         return Row(variant, None, one_line(f"could not be run: {tried.result.failure.message}"), tried)
-    if tried.raised:
-        return Row(variant, None, f"raises: {tried.raised}", tried)
-    if not tried.compiled:
-        return Row(variant, None, "compiles nothing: eager has no such symptom", tried)
     left = [symptom_left(expected, tried) for expected in base.held]
     there = [told for told in left if told]
     if there:
         return Row(variant, False, "; ".join(there), tried)
+    if tried.raised:
+        return Row(variant, None, f"raises: {tried.raised}", tried)
+    if not tried.compiled:
+        return Row(variant, None, "compiles nothing: eager has no such symptom", tried)
     if None in left:
         return Row(variant, None, "not judged", tried)
     return Row(variant, True, "gone", tried)

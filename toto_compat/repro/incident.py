@@ -78,6 +78,13 @@ class FailedGate(Expectation):
     figure: GateLimit | None = Field(default=None, description="where the figure was: {min: 2} is at least 2")
 
 
+class RaisedForecast(Expectation):
+    """An error of the compiled forecast itself."""
+
+    error_like: str = Field(description="its type and first line, with * for anything: 'IndexError: *'")
+    suite: Suite = Field(default=Suite.RECOMPILE, description="the suite whose forecast raised it")
+
+
 class Incident(StrictModel):
     """One incident file."""
 
@@ -110,6 +117,9 @@ class Incident(StrictModel):
     )
     gates: tuple[FailedGate, ...] = Field(
         default=(), description="a list of the gates it broke: {gate: latency_stability, ...}"
+    )
+    raised: tuple[RaisedForecast, ...] = Field(
+        default=(), description="a list of the errors that the compiled forecast raised: {error_like: 'IndexError: *'}"
     )
 
 
@@ -243,6 +253,8 @@ def wanted(expected: Expectation) -> str:
         limit = f", limit {expected.limit.text}" if expected.limit else ""
         figure = f", figure {expected.figure.text}" if expected.figure else ""
         return f"gate {expected.gate.value} FAIL{limit}{figure}"
+    if isinstance(expected, RaisedForecast):
+        return f"the compiled forecast raises {expected.error_like!r} in the {expected.suite.value} suite"
     assert isinstance(expected, ExpectedEvent)
     asked = ", ".join(
         f"{name.replace('_', ' ') if name == 'reason_like' else name} {getattr(expected, name)!r}"

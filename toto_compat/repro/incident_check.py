@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from toto_compat.contract.caches import SABOTAGE_PREFIX, SABOTAGES
 from toto_compat.contract.failure_messages import FAILURE_KINDS
+from toto_compat.contract.suites import Suite
 from toto_compat.matrix.document import Document, Mistake, describe_value, listed, nearest_name
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.schema import Matrix
@@ -24,6 +25,7 @@ def incident_mistakes(document: Document, folder: Path) -> list[Mistake]:
     return [
         *_stack_mistakes(document, folder),
         *_expectation_mistakes(document),
+        *_raised_mistakes(document),
         *_variable_mistakes(document),
         *_log_mistakes(document, folder),
     ]
@@ -76,12 +78,14 @@ def _stack_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
 
 def _expectation_mistakes(document: Document) -> Iterator[Mistake]:
     data = document.data
-    if not data.get("expect") and not data.get("gates"):
-        empty = next((key for key in ("expect", "gates") if data.get(key) == []), None)
+    kinds = ("expect", "gates", "raised")
+    if not any(data.get(key) for key in kinds):
+        empty = next((key for key in kinds if data.get(key) == []), None)
         if empty is not None:
-            yield document.mistake((empty,), "an empty list", "at least 1 of them, or of the other kind")
+            yield document.mistake((empty,), "an empty list", "at least 1 of them, or of another kind")
         else:
-            yield document.mistake(("expect",), "nothing", "events that it showed, or gates that it broke under gates")
+            accepted = "events that it showed, or gates that it broke under gates, or an error under raised"
+            yield document.mistake(("expect",), "nothing", accepted)
     for index, event in _listed(data.get("expect")):
         at_least, at_most = event.get("at_least", 1), event.get("at_most")
         if isinstance(at_least, int) and isinstance(at_most, int) and at_most < at_least:
@@ -105,6 +109,15 @@ def _expectation_mistakes(document: Document) -> Iterator[Mistake]:
             accepted = "a limit, such as {max: 0.05}: this gate is off without one"
             yield document.mistake(("gates", index, "limit"), "nothing", accepted)
         yield from _prediction_mistakes(document, ("gates", index), gate, name == Gate.CUDAGRAPHS.value)
+
+
+def _raised_mistakes(document: Document) -> Iterator[Mistake]:
+    for index, error in _listed(document.data.get("raised")):
+        if error.get("suite") in {suite.value for suite in Suite if suite.rule.needs_symbols}:
+            found = f"{error['suite']!r}, which is about series named with --data"
+            yield document.mistake(("raised", index, "suite"), found, "another suite")
+        if error.get("predicted_by"):
+            yield document.mistake(("raised", index, "predicted_by"), "a prediction", "none: nobody predicts an error")
 
 
 def _prediction_mistakes(

@@ -18,9 +18,11 @@ from toto_compat.repro.incident import (
     FailedGate,
     Incident,
     Match,
+    RaisedForecast,
     applies_to,
     describe_left_out,
     describe_match,
+    is_like,
     match_event,
     wanted,
 )
@@ -47,13 +49,13 @@ class Place:
 
 @dataclass(frozen=True)
 class GateMatch:
-    """One gate that the incident broke, as it was judged again. `holds` None: it could not be judged."""
+    """One gate that the incident broke, or an error that it raised, as judged again. `holds` None: it could not be."""
 
-    expected: FailedGate
+    expected: FailedGate | RaisedForecast
     holds: bool | None
-    told: str  # the figure and its limit, or what is missing
+    told: str  # the figure and its limit, what was raised, or what is missing
     predicted: bool = False
-    passes: bool = False  # it kept its limit; else it may fail as well, with another figure
+    passes: bool = False  # it kept its limit, or raised nothing; else it may fail as well, in another way
 
 
 @dataclass(frozen=True)
@@ -151,13 +153,15 @@ class Reproduction:
 
 
 def expectations(incident: Incident) -> tuple[Expectation, ...]:
-    return (*incident.expect, *incident.gates)
+    return (*incident.expect, *incident.gates, *incident.raised)
 
 
 def place_of(expected: Expectation, environment: Environment, device: Device) -> Place:
     """Say where it is looked for: a suite that shows it on this device, one that predicts it, or nowhere here."""
     if isinstance(expected, FailedGate):
         suite, of_cuda = expected.gate.rule.suite, expected.gate.rule.only_on is Device.CUDA
+    elif isinstance(expected, RaisedForecast):
+        suite, of_cuda = expected.suite, False
     else:
         assert isinstance(expected, ExpectedEvent)
         of_cuda = expected.kind in _OF_CUDA_GRAPHS
@@ -197,6 +201,8 @@ def look_at(incident: Incident, result: CellResult, limits: Mapping[Gate, GateLi
             unjudged.append(Unseen(expected, problem))
         elif isinstance(expected, FailedGate):
             gates.append(_judged(expected, place, result, limits))
+        elif isinstance(expected, RaisedForecast):
+            gates.append(_raised_again(expected, result.evidence[place.suite]))
         else:
             assert isinstance(expected, ExpectedEvent)
             match = match_event(expected, events_of(result.evidence[place.suite]))
@@ -275,6 +281,18 @@ def _judged(expected: FailedGate, place: Place, result: CellResult, limits: Mapp
     return GateMatch(expected, holds, f"{judged.status.value}: {judged.reason}", passes=judged.status is Status.PASS)
 
 
+def _raised_again(expected: RaisedForecast, evidence: SuiteEvidence) -> GateMatch:
+    if evidence.outcome is not Outcome.MODEL_FAILED:
+        return GateMatch(expected, holds=False, told="it raised nothing", passes=True)
+    said = error_of(evidence)
+    return GateMatch(expected, is_like(expected.error_like, said), f"raised {said}")
+
+
+def error_of(evidence: SuiteEvidence) -> str:
+    """Tell what a forecast raised, in one line."""
+    return one_line(evidence.failure.message) if evidence.failure else "no error was recorded"
+
+
 def _figure_is_there(expected: FailedGate, judged: JudgedGate) -> bool:
     if expected.figure is None:
         return True
@@ -295,8 +313,7 @@ def _judged_by_prediction(expected: FailedGate, limit: GateLimit, evidence: Suit
 def _raised(result: CellResult) -> str:
     for suite, evidence in result.evidence.items():
         if evidence.outcome is Outcome.MODEL_FAILED:
-            told = evidence.failure.message if evidence.failure else "no error was recorded"
-            return one_line(f"{told} ({suite.value} suite)")
+            return f"{error_of(evidence)} ({suite.value} suite)"
     return ""
 
 
@@ -315,7 +332,8 @@ def symptom_left(expected: Expectation, tried: Reproduction) -> str | None:
             return ""
     for gate in tried.gates:
         if gate.expected == expected and gate.holds is not None:
-            return "" if gate.passes else gate.told
+            again = gate.holds and isinstance(expected, RaisedForecast)
+            return "" if gate.passes else "the same" if again else gate.told
     return None
 
 

@@ -1,17 +1,20 @@
 """A red cell of a run as an incident: what it broke is what must be broken again."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from toto_compat.contract.events import EventKind
 from toto_compat.contract.request import Device
+from toto_compat.contract.result import Outcome
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import SelectionError
 from toto_compat.evidence.store import Run, StoredCell, find_run, load_run
 from toto_compat.matrix.document import nearest_name
 from toto_compat.matrix.gates import Gate
-from toto_compat.repro.expected import expected_event
-from toto_compat.repro.incident import ExpectedEvent, FailedGate, Incident
+from toto_compat.repro.expected import error_again, expected_event
+from toto_compat.repro.incident import Expectation, ExpectedEvent, FailedGate, Incident, RaisedForecast
+from toto_compat.repro.outcome import error_of
 from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.judged_run import judge_run
 
@@ -43,13 +46,16 @@ def incident_of(run: Run, cell: JudgedCell) -> Incident:
     request = result.request
     when = result.stored if isinstance(result, StoredCell) and result.stored else result.provenance.finished
     failed = [judged for judged in cell.gates.values() if judged.status is Status.FAIL]
+    without_symbols = [judged for judged in failed if not judged.gate.rule.suite.rule.needs_symbols]
+    # every gate of a forecast that raised is FAIL: the error is what must come again
+    raised = _raised(cell, dict.fromkeys(judged.gate.rule.suite for judged in without_symbols))
     gates = tuple(
         FailedGate(gate=judged.gate, limit=judged.limit, needs=_needed_for(judged.gate, request.device))
-        for judged in failed
-        if judged.gate not in _OF_EVENTS and not judged.gate.rule.suite.rule.needs_symbols
+        for judged in without_symbols
+        if judged.gate not in _OF_EVENTS and judged.gate.rule.suite not in {one.suite for one in raised}
     )
     hit = _limits_hit(cell)
-    if not gates and not hit:
+    if not gates and not hit and not raised:
         raise SelectionError(
             f"{result.cell} has no bundle, since a replay could look for nothing in it: {cell.reason}",
             hint="gates about series of your own need those series, which a bundle does not hold: an incident with "
@@ -57,8 +63,7 @@ def incident_of(run: Run, cell: JudgedCell) -> Incident:
             if failed
             else "its log says what happened",
         )
-    expected = [one.model_dump(mode="json", exclude_defaults=True) for one in hit]
-    broken = [one.model_dump(mode="json", exclude_defaults=True) for one in gates]
+    shown: Mapping[str, Sequence[Expectation]] = {"expect": hit, "gates": gates, "raised": raised}
     return Incident.model_validate(
         {
             "schema": 1,
@@ -70,8 +75,11 @@ def incident_of(run: Run, cell: JudgedCell) -> Incident:
             "mode": request.cell.mode,
             "settings": request.settings.model_dump(mode="json", exclude_defaults=True),
             "workload": request.workload.model_dump(mode="json", exclude_defaults=True),
-            **({"expect": expected} if expected else {}),
-            **({"gates": broken} if broken else {}),
+            **{
+                key: [one.model_dump(mode="json", exclude_defaults=True) for one in parts]
+                for key, parts in shown.items()
+                if parts
+            },
         }
     )
 
@@ -79,6 +87,20 @@ def incident_of(run: Run, cell: JudgedCell) -> Incident:
 def _needed_for(gate: Gate, device: Device) -> Literal["cuda"] | None:
     """A time, a size or an error of a GPU is not seen again on a CPU; what dynamo does is the same on both."""
     return "cuda" if device is Device.CUDA and gate.rule.suite is not Suite.RECOMPILE else None
+
+
+def _raised(cell: JudgedCell, suites: Iterable[Suite]) -> list[RaisedForecast]:
+    """List what the forecast raised in these suites; on a GPU it may be an error of the GPU's."""
+    failed = {suite: cell.result.evidence.get(suite) for suite in suites}
+    return [
+        RaisedForecast(
+            suite=suite,
+            error_like=error_again(error_of(evidence)),
+            needs="cuda" if cell.result.request.device is Device.CUDA else None,
+        )
+        for suite, evidence in failed.items()
+        if evidence is not None and evidence.outcome is Outcome.MODEL_FAILED
+    ]
 
 
 def _limits_hit(cell: JudgedCell) -> list[ExpectedEvent]:
