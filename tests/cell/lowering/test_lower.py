@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.cell.lowering.cuda_build import needs_cuda_build
+from toto_compat.cell.lowering import kernels
 from toto_compat.cell.lowering.capture import BoxedRun, CapturedGraph, every_graph_goes_to, run_as_it_is
 from toto_compat.cell.lowering.described_gpu import CARDS
 from toto_compat.cell.lowering.kernels import read_usage
@@ -118,5 +119,13 @@ def test_cuobjdumps_lines_are_read() -> None:
         " Function triton_poi_fused_0:\n  REG:40 STACK:0 SHARED:128 LOCAL:0 CONSTANT[0]:568 TEXTURE:0 SURFACE:0\n"
         " Function other:\n  REG:255 STACK:64 SHARED:0 LOCAL:16 CONSTANT[0]:568\n"
     )
-    assert read_usage(text) == (255, 64, 0, 16)
+    assert read_usage(text) == (255, 64, 128, 16)
     assert read_usage("cuobjdump fatal") is None
+
+
+def test_a_spill_of_any_configuration_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that takes the most registers need not be the one that spills."""
+    usages = {b"wide": (255, 0, 512, 0), b"narrow": (64, 48, 0, 0)}
+    monkeypatch.setattr(kernels, "resource_usage", usages.get)
+    [kernel] = kernels.KeptKernels({"triton_red_fused_0": list(usages)}).assembled()
+    assert (kernel.configurations, kernel.registers, kernel.spilled_bytes, kernel.shared_bytes) == (2, 255, 48, 512)

@@ -17,6 +17,8 @@ from unittest import mock
 import torch
 from torch._dynamo.device_interface import CudaInterface
 
+# the first whose triton (3.5) lets its driver be described
+FIRST_RELEASE = (2, 9)
 GPU = torch.device("cuda", 0)  # by its index: "cuda" alone asks the driver for the current one
 # Where torch keeps what it was once told about the device, over the releases.
 _MODULES_WITH_ANSWERS = (
@@ -70,6 +72,7 @@ class DescribedGpu:
 CARDS = {
     card.architecture: card
     for card in (
+        DescribedGpu("sm_60", "P100", 56, 16, 2048, 48 << 10, 4),
         DescribedGpu("sm_70", "V100", 80, 16, 2048, 96 << 10, 6),
         DescribedGpu("sm_75", "T4", 40, 16, 1024, 64 << 10, 4),
         DescribedGpu("sm_80", "A100", 108, 80, 2048, 163 << 10, 40),
@@ -77,6 +80,7 @@ CARDS = {
         DescribedGpu("sm_89", "L40S", 142, 48, 1536, 99 << 10, 96),
         DescribedGpu("sm_90", "H100", 132, 80, 2048, 227 << 10, 50),
         DescribedGpu("sm_100", "B200", 148, 180, 2048, 227 << 10, 126),
+        DescribedGpu("sm_103", "B300", 148, 288, 2048, 227 << 10, 126),
         DescribedGpu("sm_120", "RTX 5090", 170, 32, 1536, 99 << 10, 96),
     )
 }
@@ -88,6 +92,9 @@ def why_not_here() -> str:
         return (
             "this environment's torch is a CPU build; `nox -s matrix -- --device cuda --lower-only` takes CUDA builds"
         )
+    if torch.__version__ < FIRST_RELEASE:
+        first = ".".join(map(str, FIRST_RELEASE))
+        return f"torch {torch.__version__} is too old to compile for a GPU that is not there: {first} is the first"
     try:
         importlib.import_module("triton")
     except ImportError as error:

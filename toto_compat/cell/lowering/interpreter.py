@@ -23,10 +23,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._inductor import async_compile
-from torch._inductor.runtime import triton_helpers, triton_heuristics
-from torch._inductor.runtime.hints import TRITON_MAX_BLOCK
-from torch._inductor.runtime.runtime_utils import next_power_of_2
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -35,12 +31,17 @@ from toto_compat.cell.lowering.capture import BoxedRun, CapturedGraph, emptied, 
 from toto_compat.cell.lowering.described_gpu import DescribedGpu, described
 from toto_compat.cell.lowering.lower import LoweredGraph, lower
 from toto_compat.cell.lowering.source_lines import SourceLine
+from toto_compat.cell.trial import all_behind, telling_line
 
 INTERPRET = "TRITON_INTERPRET"
 # A program takes the interpreter milliseconds however many elements it has: few large ones take seconds where many
 # small ones took minutes. Eight along each axis: a wrong offset between programs still shows.
 _MOST_PROGRAMS = 8
 _MOST_ELEMENTS = 2**17  # of a program; Triton allows 2**20
+
+
+class InterpreterGapError(Exception):
+    """Names what the interpreter, or a library on the CPU, does not have: no word about the code."""
 
 
 @dataclass
@@ -56,20 +57,24 @@ class Interpreter:
     _files: Iterator[int] = field(default_factory=count)
 
     def __call__(self, graph: CapturedGraph) -> BoxedRun:
-        """Lower a graph and give its code to run; where torch cannot lower it, the graph itself."""
+        """Lower a graph and give its code to run; the graph itself where that cannot be had or be loaded."""
         if os.environ.get(INTERPRET) != "1":
             raise RuntimeError(f"{INTERPRET}=1 must be set before triton is imported")
         lowered = lower(graph, self.gpu, strays=self.strays, assemble=False)
         self.reports.append(lowered.report)
         if lowered.report.error or lowered.graph is None:
             return run_as_it_is(graph)
-        with described(self.gpu), self._kernels_interpreted():
-            wrapper = self._module(self.alter(lowered.source))
+        try:
+            with described(self.gpu), self._kernels_interpreted():
+                wrapper = self._module(self.alter(lowered.source))
+        except Exception as error:  # such as a kernel in C++, of a value that was left on the CPU
+            lowered.report.error = f"cannot be interpreted: {telling_line(error)}"
+            return run_as_it_is(graph)
         constants = list(lowered.graph.constants)
 
         def run(arguments: list[Any]) -> Any:
             given = [*emptied(arguments), *constants]
-            with _no_device(), _OnCpu(), _LibrariesOnCpu():
+            with _no_device(), _OnCpu(), _LibrariesOnCpu(), _naming_what_lacks("a library call"):
                 return wrapper.call(given)
 
         return run
@@ -88,6 +93,10 @@ class Interpreter:
     @contextmanager
     def _kernels_interpreted(self) -> Iterator[None]:
         """Stand where Inductor would compile kernels, ask for a stream and allocate."""
+        # imported here: torch 2.3 has neither
+        from torch._inductor import async_compile
+        from torch._inductor.runtime import triton_helpers, triton_heuristics
+
         compiler = _kernel_compiler(self._module)
         guards = torch._C._dynamo.guards
         with ExitStack() as undo:
@@ -104,6 +113,9 @@ class Interpreter:
 
     def _launched_by(self, _size_hints: Any, configs: Sequence[Any], *_: Any, **named: Any) -> Callable[[Any], Any]:
         """Stand in for Inductor's autotuner: the largest of the configurations it would try, its own grid."""
+        # imported here: torch 2.3 lacks it
+        from torch._inductor.runtime.triton_heuristics import GridExpr
+
         inductor_meta = named["inductor_meta"]
         config = max(configs, key=lambda one: sum(one.kwargs.values()))
 
@@ -120,9 +132,10 @@ class Interpreter:
                         name: value for name, value in zip(names, arguments, strict=False) if isinstance(value, int)
                     }
                     blocks = enlarged(config.kwargs, sizes)
-                    grid = triton_heuristics.GridExpr.from_meta(inductor_meta, blocks)
+                    grid = GridExpr.from_meta(inductor_meta, blocks)
                     constants = {name: value for name, value in blocks.items() if name in names}
-                    kernel[grid.eval_slow({**blocks, **sizes})](*arguments, **constants)
+                    with _naming_what_lacks(f"kernel {kernel.fn.__name__}", Exception):
+                        kernel[grid.eval_slow({**blocks, **sizes})](*arguments, **constants)
 
             return Launched()
 
@@ -134,18 +147,36 @@ def enlarged(blocks: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, i
 
     It leaves a mask out where its largest block divides the number of elements, so that no larger one would be safe.
     """
+    # imported here: torch 2.3 lacks it
+    from torch._inductor.runtime.hints import TRITON_MAX_BLOCK
+
     larger = dict(blocks)
     reductions = [blocks.get(f"{axis}BLOCK") or sizes.get(f"{axis.lower()}numel", 1) for axis in ("R", "R0_", "R1_")]
-    reduced = math.prod(next_power_of_2(size) for size in reductions)
+    reduced = math.prod(_power_of_2_from(size) for size in reductions)
     for axis in ("X", "Y", "Z"):
         own, elements = blocks.get(f"{axis}BLOCK"), sizes.get(f"{axis.lower()}numel")
         if own is None or elements is None:
             continue
         others = math.prod(size for name, size in larger.items() if name in {"XBLOCK", "YBLOCK", "ZBLOCK"}) // own
-        wanted = next_power_of_2(-(-elements // _MOST_PROGRAMS))
+        wanted = _power_of_2_from(-(-elements // _MOST_PROGRAMS))
         room = _MOST_ELEMENTS // (reduced * others)
         larger[f"{axis}BLOCK"] = max(own, min(wanted, room, TRITON_MAX_BLOCK[axis]))
     return larger
+
+
+def _power_of_2_from(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+@contextmanager
+def _naming_what_lacks(where: str, errors: type[Exception] = NotImplementedError) -> Iterator[None]:
+    """Tell what the interpreter cannot do from what the code does wrong: only its own assertions speak of the code."""
+    try:
+        yield
+    except errors as error:
+        if any(isinstance(one, AssertionError) for one in all_behind(error)):
+            raise
+        raise InterpreterGapError(f"{where}: {telling_line(error.__cause__ or error)}") from error
 
 
 def _kernel_compiler(load: Callable[[str], ModuleType]) -> type:
@@ -182,9 +213,22 @@ class Libdevice:
             "log1p": lambda x: tl.log(1.0 + x),
             "expm1": lambda x: tl.exp(x) - 1.0,
             "tanh": lambda x: 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0,
-            "pow": lambda x, y: tl.exp(y * tl.log(x)),
+            "pow": _power,
         }
         return known[name] if name in known else getattr(tl, name)
+
+
+def _power(x: Any, y: Any) -> Any:
+    # imported here: not every environment has it
+    import triton.language as tl
+
+    sums = x + y
+    somewhere = (sums == sums) | (sums != sums)  # noqa: PLR0124 - true, in the shape of both
+    base, exponent = tl.where(somewhere, x, x), tl.where(somewhere, y, y)  # one of them may be a plain number
+    size = tl.exp(exponent * tl.log(tl.abs(base)))
+    whole, odd = tl.floor(exponent) == exponent, 2.0 * tl.floor(exponent / 2.0) != exponent
+    negative = tl.where(whole, tl.where(odd, -size, size), float("nan"))
+    return tl.where(exponent == 0, 1.0, tl.where(base < 0, negative, size))
 
 
 @contextmanager

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from torch._inductor import async_compile
-from torch._inductor.runtime import triton_helpers, triton_heuristics
-
 _USAGE = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
 
 
 @dataclass(frozen=True)
 class AssembledKernel:
-    """A kernel by its configuration that takes the most registers."""
+    """A kernel, and the most that any of its configurations takes of a GPU."""
 
     name: str
     configurations: int
@@ -38,6 +35,10 @@ class KeptKernels:
 @contextmanager
 def keeping_kernels(*, assemble: bool = True) -> Iterator[KeptKernels]:
     """Let Inductor assemble its kernels and keep them where it would load them onto the device."""
+    # imported here: torch 2.3 has neither
+    from torch._inductor import async_compile
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
+
     kept = KeptKernels()
 
     def keep(autotuner: Any) -> None:
@@ -60,7 +61,7 @@ def _assembled(name: str, binaries: list[bytes]) -> AssembledKernel:
     usages = [usage for binary in binaries if (usage := resource_usage(binary)) is not None]
     if not usages:
         return AssembledKernel(name, configurations=len(binaries))
-    registers, stack, shared, local = max(usages)
+    registers, stack, shared, local = map(max, zip(*usages, strict=True))
     return AssembledKernel(name, len(binaries), registers, max(stack, local), shared)
 
 
@@ -79,11 +80,11 @@ def resource_usage(binary: bytes) -> tuple[int, int, int, int] | None:
 
 
 def read_usage(text: str) -> tuple[int, int, int, int] | None:
-    """The largest usage that cuobjdump printed."""
+    """The most of each that cuobjdump printed."""
     found = [tuple(int(number) for number in match.groups()) for match in _USAGE.finditer(text)]
     if not found:
         return None
-    registers, stack, shared, local = max(found)
+    registers, stack, shared, local = map(max, zip(*found, strict=True))
     return registers, stack, shared, local
 
 

@@ -12,11 +12,11 @@ import torch
 
 from toto_compat.cell.lowering.capture import BoxedRun, CapturedGraph, every_graph_goes_to
 from toto_compat.cell.lowering.described_gpu import CARDS, why_not_here
-from toto_compat.cell.lowering.interpreter import Interpreter
+from toto_compat.cell.lowering.interpreter import Interpreter, InterpreterGapError
 from toto_compat.cell.lowering.replay import Rehearsal
 from toto_compat.cell.lowering.strays import stray_tensors
 from toto_compat.cell.session import Session
-from toto_compat.cell.suites.cuda_lowering import failure_with_its_line
+from toto_compat.cell.suites.cuda_lowering import OF_AUTOCAST, failure_with_its_line
 from toto_compat.cell.suites.equivalence.compare import (
     CONTROL,
     compare,
@@ -28,7 +28,7 @@ from toto_compat.cell.suites.equivalence.comparison import Comparison
 from toto_compat.cell.suites.equivalence.reference import Reference, quantities, reference_on
 from toto_compat.cell.suites.equivalence.samples import findings, places
 from toto_compat.cell.suites.equivalence.scenarios import Scenario, series_of
-from toto_compat.cell.trial import CandidateError, Trial, blaming_the_candidate
+from toto_compat.cell.trial import CandidateError, Trial, all_behind, blaming_the_candidate
 from toto_compat.contract.request import Workload
 from toto_compat.contract.result import Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
@@ -57,19 +57,29 @@ def run_cuda_equivalence(session: Session) -> SuiteEvidence:
     try:
         comparisons, control = interpreted_comparisons(trial, interpreter)
     except CandidateError as error:
-        return SuiteEvidence(
-            suite=Suite.CUDA_EQUIVALENCE,
-            outcome=Outcome.MODEL_FAILED,
-            failure=failure_with_its_line(error.cause),
-            details=_details(interpreter, architecture, [], []),
-        )
-    return equivalence_evidence(interpreter, architecture, comparisons, control)
+        return evidence_of_error(error, interpreter, architecture)
+    evidence = equivalence_evidence(interpreter, architecture, comparisons, control)
+    return evidence.model_copy(update={"method": METHOD + (OF_AUTOCAST if trial.workload.autocast else "")})
+
+
+def evidence_of_error(error: CandidateError, interpreter: Interpreter, architecture: str) -> SuiteEvidence:
+    """Hold what the forecast raised against the cache, but for what the interpreter itself does not have."""
+    gap = next((one for one in all_behind(error.cause) if isinstance(one, InterpreterGapError)), None)
+    missing = Figure(value=None, kind=Kind.INTERPRETED, missing=f"it cannot be interpreted ({gap})")
+    return SuiteEvidence(
+        suite=Suite.CUDA_EQUIVALENCE,
+        outcome=Outcome.MODEL_FAILED if gap is None else Outcome.MEASURED,
+        failure=failure_with_its_line(error.cause) if gap is None else None,
+        method=METHOD,
+        figures={} if gap is None else {"cuda_equivalence": missing},
+        details=_details(interpreter, architecture, [], []),
+    )
 
 
 def interpreted_architecture(architectures: Sequence[str]) -> str:
-    """Choose one: what is executed differs between architectures in block sizes only."""
+    """Choose one: what is executed differs between architectures in block sizes only, so any will do."""
     known = [name for name in architectures if name in CARDS]
-    return "sm_90" if "sm_90" in known else known[-1]
+    return known[-1] if known and "sm_90" not in known else "sm_90"
 
 
 def equivalence_evidence(

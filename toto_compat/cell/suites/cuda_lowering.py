@@ -7,7 +7,7 @@ never proves that a capture happened.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -16,7 +16,7 @@ from toto_compat.cell.lowering.capture import BoxedRun, CapturedGraph, every_gra
 from toto_compat.cell.lowering.described_gpu import CARDS, why_not_here
 from toto_compat.cell.lowering.lower import LoweredGraph, Objection, lower
 from toto_compat.cell.lowering.source_lines import line_in
-from toto_compat.cell.lowering.strays import stray_tensors
+from toto_compat.cell.lowering.strays import Stray, stray_tensors
 from toto_compat.cell.session import Session
 from toto_compat.cell.trial import CandidateError, Trial, blaming_the_candidate, telling_line
 from toto_compat.contract.bucket_messages import BUCKET_LOGGER
@@ -31,17 +31,20 @@ METHOD = (
     "GPUs, kernels assembled; CUDA graphs asked for in every mode, what max-autotune would choose by timing left at "
     "its default; a value counts as left on the CPU where the forecast traced on meta leaves one there"
 )
+OF_AUTOCAST = "; the operations that autocast lowers are those of a CPU's list, as captured: CUDA's differs in some"
 _DECODE_PATCHES = 2  # the first pass and one decode step: all that follows runs the same graphs
 _HEAVIEST = 5  # kernels told by name, of those that take the most registers
 
 
 def run_cuda_lowering(session: Session) -> SuiteEvidence:
     """Lower every graph of the cache for every architecture of the profile."""
-    if why := why_not_here():
+    asked = session.profile.architectures
+    architectures = [name for name in asked if name in CARDS]
+    undescribed = f"no GPU of {', '.join(one for one in asked if one not in CARDS)} is described here"
+    if why := why_not_here() or ("" if architectures else f"{undescribed}, only of {', '.join(CARDS)}"):
         lacking = Failure(kind="environment", message=why)
         return SuiteEvidence(suite=Suite.CUDA_LOWERING, outcome=Outcome.NOT_RUN, failure=lacking)
     trial = as_asked(session)
-    architectures = [name for name in session.profile.architectures if name in CARDS]
     strays, untraceable = stray_tensors(trial)
     lines = {stray.line for stray in strays or () if stray.line is not None}
     reports: list[LoweredGraph] = []
@@ -57,9 +60,11 @@ def run_cuda_lowering(session: Session) -> SuiteEvidence:
             forecast_both_ways(trial, upstream_draws=not session.no_samples)
     except CandidateError as error:
         failure = failure_with_its_line(error.cause)
-    return lowering_evidence(
-        reports, architectures, None if strays is None else [str(one) for one in strays], untraceable, failure
-    )
+    method = METHOD + (OF_AUTOCAST if trial.workload.autocast else "")
+    if len(architectures) < len(asked):
+        method += f"; {undescribed}"
+    evidence = lowering_evidence(reports, architectures, strays, untraceable, failure)
+    return evidence.model_copy(update={"method": method})
 
 
 def as_asked(session: Session) -> Trial:
@@ -116,7 +121,7 @@ def failure_with_its_line(error: BaseException) -> Failure:
 def lowering_evidence(
     reports: Sequence[LoweredGraph],
     architectures: Sequence[str],
-    strays: Sequence[str] | None,
+    strays: Sequence[Stray] | None,
     untraceable: str,
     failure: Failure | None = None,
 ) -> SuiteEvidence:
@@ -132,37 +137,36 @@ def lowering_evidence(
         details={
             "architectures": [_summary(name, graphs) for name, graphs in by_architecture.items()],
             "graphs": [_graph_details(report) for report in reports],
-            "stray_cpu_tensors": None if strays is None else list(strays),
+            "stray_cpu_tensors": None if strays is None else [str(one) for one in strays],
             "meta_trace": untraceable or "traced",
         },
     )
 
 
 def _figures(
-    by_architecture: dict[str, list[LoweredGraph]], strays: Sequence[str] | None, untraceable: str
+    by_architecture: dict[str, list[LoweredGraph]], strays: Sequence[Stray] | None, untraceable: str
 ) -> dict[str, Figure]:
-    graphs = max((len(found) for found in by_architecture.values()), default=0)
-    kept_out = max((sum(not one.captured_whole for one in found) for found in by_architecture.values()), default=0)
-    not_lowered = max((sum(bool(one.error) for one in found) for found in by_architecture.values()), default=0)
-    told = ", ".join(by_architecture)
-    if not graphs:
-        gate = Figure(value=None, kind=Kind.PREDICTED, missing="no graph reached Inductor: nothing was compiled")
-    elif not kept_out and strays is None:
-        gate = Figure(
-            value=None,
-            kind=Kind.PREDICTED,
-            missing=f"compiled whole, but tensors left on the CPU cannot be ruled out: {untraceable}",
-        )
-    else:
-        gate = Figure(
-            value=kept_out,
-            kind=Kind.PREDICTED,
-            method=f"of {graphs} graphs compiled for {told}, those that CUDA graphs would not take whole",
-        )
     every = [one for found in by_architecture.values() for one in found]
+    errors = Counter(one.error for one in every if one.error)
+    graphs = _most(by_architecture, lambda _: True)
+    refused = _most(by_architecture, lambda one: not one.error and not one.captured_whole)
+    not_lowered = _most(by_architecture, lambda one: bool(one.error))
+    unplaced = len(_unplaced(strays or (), every))
+    unknown = ""
+    if not graphs:
+        unknown = "no graph reached Inductor: nothing was compiled"
+    elif not refused and not unplaced and errors:
+        unknown = f"{not_lowered} of {graphs} graphs could not be compiled for CUDA here: {errors.most_common(1)[0][0]}"
+    elif not refused and strays is None:
+        unknown = f"compiled whole, but tensors left on the CPU cannot be ruled out: {untraceable}"
+    method = (
+        f"of {graphs} graphs compiled for {', '.join(by_architecture)}, those that CUDA graphs would not take whole"
+    )
+    method += f"; and {unplaced} values left on the CPU by lines that none of these graphs names" if unplaced else ""
+    method += f"; {not_lowered} could not be compiled and are not counted" if errors else ""
     spilling = {kernel.name for one in every for kernel in one.kernels if kernel.spilled_bytes}
     return {
-        "cudagraphs": gate,
+        "cudagraphs": _predicted(None if unknown else refused + unplaced, "" if unknown else method, unknown),
         "graphs_lowered": _predicted(graphs - not_lowered, f"of {graphs} graphs, on the architecture with the fewest"),
         "graphs_not_lowered": _predicted(not_lowered, "graphs that this release cannot compile for CUDA here"),
         "spilling_kernels": _predicted(len(spilling), "kernels that spill registers on some architecture"),
@@ -172,11 +176,22 @@ def _figures(
     }
 
 
+def _most(by_architecture: dict[str, list[LoweredGraph]], counts: Callable[[LoweredGraph], bool]) -> int:
+    """Count such graphs on the architecture that has the most of them."""
+    return max((sum(map(counts, found)) for found in by_architecture.values()), default=0)
+
+
+def _unplaced(strays: Sequence[Stray], reports: Sequence[LoweredGraph]) -> list[Stray]:
+    """Find the strays that no lowered graph has on the CPU: without a line, or with one that the graphs do not name."""
+    placed = {told.partition(", ")[2] for one in reports for told in one.left_on_cpu}
+    return [stray for stray in strays if stray.line is None or str(stray.line) not in placed]
+
+
 def _predicted(value: float | None, method: str, missing: str = "") -> Figure:
     return Figure(value=value, kind=Kind.PREDICTED, method=method, missing=missing if value is None else "")
 
 
-def _events(by_architecture: dict[str, list[LoweredGraph]], strays: Iterable[str]) -> Iterable[Event]:
+def _events(by_architecture: dict[str, list[LoweredGraph]], strays: Iterable[Stray]) -> Iterable[Event]:
     """Tell each objection once, with how many graphs it was raised to on the architecture with most of it."""
     for kind, of_graph in (
         (EventKind.CUDAGRAPH_SKIP, lambda one: one.skipped),
