@@ -5,6 +5,7 @@ rules, launches and recordings as both witnesses count them, and the snapshots o
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -23,7 +24,7 @@ from toto_compat.verdict.judge import Status, judge
 
 pytestmark = pytest.mark.cell
 
-REPLAYED = SeenStep(launches=1, captures=0, replays=1, recordings=0)
+REPLAYED = SeenStep(index=1, launches=1, captures=0, replays=1, recordings=0)
 IN_A_CONTAINER = {
     "gpu": {"clocks.sm": "1410", "throttled_by": ["gpu_idle", "sw_power_cap"]},
     "gpu_processes": [{"pid": 41, "name": "python", "gpu_percent": 60, "own": None}],
@@ -68,21 +69,21 @@ PRODUCTION_CHECK = {
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_a_forecast_of_one_patch_can_pass_a_production_check_by_its_pass_over_the_context(mode: str) -> None:
     """It has no decode step: the one pass is what a graph is captured of."""
-    judged = judge(row(mode, decode=(REPLAYED,)), PRODUCTION_CHECK)
+    judged = judge(row(mode, decode=(replace(REPLAYED, index=0),)), PRODUCTION_CHECK)
     assert judged.verdict is Status.PASS, judged.reason
-    eager = SeenStep(launches=0, captures=0, replays=0, recordings=0)
+    eager = SeenStep(index=0, launches=0, captures=0, replays=0, recordings=0)
     judged = judge(row(mode, decode=(eager,)), PRODUCTION_CHECK)
     assert (judged.verdict, judged.decided_by) == (Status.FAIL, Gate.CUDAGRAPHS)
 
 
 def test_a_step_that_records_anew_fails_it() -> None:
-    recorded = SeenStep(launches=1, captures=1, replays=0, recordings=1)
+    recorded = SeenStep(index=1, launches=1, captures=1, replays=0, recordings=1)
     judged = judge(row("reduce-overhead", decode=(REPLAYED, recorded)), GATES)
     assert (judged.verdict, judged.decided_by) == (Status.FAIL, Gate.CUDAGRAPHS)
 
 
 def test_without_cupti_it_is_inconclusive_and_says_so() -> None:
-    unseen = SeenStep(launches=None, captures=None, replays=1, recordings=0)
+    unseen = SeenStep(index=1, launches=None, captures=None, replays=1, recordings=0)
     judged = judge(row("reduce-overhead", decode=(unseen,) * 9), GATES)
     assert (judged.verdict, judged.decided_by) == (Status.INCONCLUSIVE, Gate.CUDAGRAPHS)
     assert "CUPTI is missing" in judged.reason

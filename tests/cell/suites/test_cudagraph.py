@@ -3,15 +3,18 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._inductor import cudagraph_utils
 
 from tests.cell.small_trials import WORKLOAD, trial_of
 from toto_compat.cell.live import CompilerWatch
 from toto_compat.cell.lowering.strays import Stray, cpu_finding_backend
+from toto_compat.cell.session import Session
 from toto_compat.cell.suites import cudagraph
 from toto_compat.cell.suites.cudagraph import (
     GraphChecked,
@@ -21,11 +24,13 @@ from toto_compat.cell.suites.cudagraph import (
     measure,
     measured_figures,
     predict,
+    run_cudagraph,
 )
 from toto_compat.cell.suites.cudagraph_replays import SeenStep
 from toto_compat.cell.trial import Trial
 from toto_compat.contract.events import EventKind
-from toto_compat.contract.result import Figure, Kind
+from toto_compat.contract.request import CellProfile
+from toto_compat.contract.result import Figure, Kind, Outcome
 
 pytestmark = pytest.mark.cell
 
@@ -80,6 +85,25 @@ def test_a_mutated_input_is_a_reason_unless_its_address_is_static() -> None:
     [static] = checked(write, fixed, torch.ones(4))
     assert static.reasons == []
     assert static.mutated_inputs == 1
+
+
+def test_torch_2_4_is_asked_with_the_nodes_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no `get_placeholder_info` before 2.5: its lack was told as the cache's own error."""
+    newer = cudagraph_utils.get_placeholder_info
+    monkeypatch.delattr(cudagraph_utils, "get_placeholder_info")
+    monkeypatch.setattr(cudagraph_utils, "get_placeholders", newer, raising=False)
+    [graph] = checked(lambda buffer: buffer.add_(1), torch.zeros(4))
+    assert graph.reasons == ["mutated inputs (1 instances)"]
+
+
+def test_torch_2_3_is_too_old_to_be_asked_and_no_cache_is_blamed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr(cudagraph_utils, "WrappedFunction")
+    session = Session(trial_of("fixed_size"), CellProfile(iterations=1), work=tmp_path)
+    evidence = run_cudagraph(session)
+    assert evidence.outcome is Outcome.NOT_RUN
+    assert evidence.failure is not None and "too old" in evidence.failure.message
 
 
 def read_a_number(x: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
@@ -249,9 +273,9 @@ def a_gpu_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def witnessing(steps: list[SeenStep]) -> Any:
         @contextmanager
-        def step(_index: int) -> Iterator[None]:
+        def step(index: int) -> Iterator[None]:
             yield
-            steps.append(SeenStep(launches=1, captures=0, replays=1, recordings=0))
+            steps.append(SeenStep(index=index, launches=1, captures=0, replays=1, recordings=0))
 
         return step
 
@@ -266,6 +290,57 @@ def test_a_horizon_of_one_patch_is_judged_by_its_pass(horizon: int, eager_candid
     evidence = measure(replace(eager_candidate, workload=workload))
     assert len(evidence.details["steps"]) == horizon
     assert evidence.figures["cudagraphs"].value == 0
+
+
+@pytest.mark.usefixtures("a_gpu_that_is_none")
+def test_sampled_forecasts_are_watched_as_the_mean_is_and_announced(
+    eager_candidate: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are what production asks for: graphs of many rows, and draws between the steps."""
+    announced: list[tuple[int, ...]] = []
+    watched: list[bool] = []
+
+    def compiled(trial: Trial, *, batch_sizes: tuple[int, ...] = ()) -> Any:
+        announced.append(batch_sizes)
+        model = trial.eager()
+        draw = model.generate_samples
+
+        def generate_samples(*arguments: Any, **named: Any) -> Any:
+            watched.append(model.observer is not None)
+            return draw(*arguments, **named)
+
+        monkeypatch.setattr(model, "generate_samples", generate_samples)
+        return model
+
+    monkeypatch.setattr(Trial, "compiled", compiled)
+    evidence = measure(eager_candidate)
+    assert announced == [(1, 4)]
+    # while graphs are recorded, under both witnesses, and where syncs are counted
+    assert watched == [False] * cudagraph.WARM_UP_FORECASTS + [True, False]
+    assert [step["index"] for step in evidence.details["sampled_steps"]] == [0, 1, 2, 3]
+    assert "of 6 decode steps" in evidence.figures["steps_without_replay"].method
+
+
+@pytest.mark.usefixtures("a_gpu_that_is_none")
+def test_a_sampled_step_that_replays_nothing_counts(eager_candidate: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [SeenStep(index=1, launches=1, captures=0, replays=1, recordings=0)]
+    eager = SeenStep(index=1, launches=0, captures=0, replays=0, recordings=0)
+    left = iter([seen, [*seen, eager]])
+
+    def witnessing(steps: list[SeenStep]) -> Any:
+        steps += next(left)
+        return lambda _index: nullcontext()
+
+    monkeypatch.setattr(cudagraph, "witnessing", witnessing)
+    assert measure(eager_candidate).figures["cudagraphs"].value == 1
+
+
+@pytest.mark.usefixtures("a_gpu_that_is_none")
+def test_where_nothing_is_sampled_no_wait_is_counted(eager_candidate: Trial) -> None:
+    workload = WORKLOAD.model_copy(update={"sampling": ()})
+    evidence = measure(replace(eager_candidate, workload=workload))
+    assert evidence.figures["host_syncs_sampled"].value is None
+    assert evidence.details["sampled_steps"] == []
 
 
 @pytest.mark.usefixtures("a_gpu_that_is_none")
@@ -288,9 +363,10 @@ def test_what_is_measured_finds_the_autotuning_of_the_other_suites(
         seen.append((config.force_disable_caches, config.fx_graph_cache))
 
     monkeypatch.setattr(cudagraph, "_forecast", forecast)
+    monkeypatch.setattr(cudagraph, "_sampled_forecast", forecast)
     kept = config.force_disable_caches
     measure(eager_candidate)
-    warm_up_and_measured = cudagraph.WARM_UP_FORECASTS + 1
+    warm_up_and_measured = 2 * (cudagraph.WARM_UP_FORECASTS + 1)  # of the mean and of samples
     assert seen[:warm_up_and_measured] == [(kept, False)] * warm_up_and_measured
 
 

@@ -1,6 +1,7 @@
 """A replay is believed if CUPTI and torch both saw it, and nothing was recorded anew."""
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,22 +14,22 @@ from toto_compat.cell.suites.cudagraph_replays import SeenStep, counting_host_sy
 
 pytestmark = pytest.mark.cell
 
-REPLAYED = SeenStep(launches=1, captures=0, replays=1, recordings=0)
+REPLAYED = SeenStep(index=1, launches=1, captures=0, replays=1, recordings=0)
 # what would pass for a replay if only one witness were asked, or only launches counted
 NOT_REPLAYED = {
-    "recorded anew": SeenStep(launches=1, captures=1, replays=0, recordings=1),
-    "recorded beside a replay": SeenStep(launches=2, captures=1, replays=1, recordings=1),
-    "captured behind torch's back": SeenStep(launches=1, captures=1, replays=1, recordings=0),
-    "claimed by torch alone": SeenStep(launches=0, captures=0, replays=1, recordings=0),
-    "launched by somebody else": SeenStep(launches=1, captures=0, replays=0, recordings=0),
-    "eager": SeenStep(launches=0, captures=0, replays=0, recordings=0),
-    "eager, unseen by CUPTI": SeenStep(launches=None, captures=None, replays=0, recordings=0),
-    "recorded anew, unseen by CUPTI": SeenStep(launches=None, captures=None, replays=0, recordings=1),
+    "recorded anew": SeenStep(index=1, launches=1, captures=1, replays=0, recordings=1),
+    "recorded beside a replay": SeenStep(index=1, launches=2, captures=1, replays=1, recordings=1),
+    "captured behind torch's back": SeenStep(index=1, launches=1, captures=1, replays=1, recordings=0),
+    "claimed by torch alone": SeenStep(index=1, launches=0, captures=0, replays=1, recordings=0),
+    "launched by somebody else": SeenStep(index=1, launches=1, captures=0, replays=0, recordings=0),
+    "eager": SeenStep(index=1, launches=0, captures=0, replays=0, recordings=0),
+    "eager, unseen by CUPTI": SeenStep(index=1, launches=None, captures=None, replays=0, recordings=0),
+    "recorded anew, unseen by CUPTI": SeenStep(index=1, launches=None, captures=None, replays=0, recordings=1),
 }
 
 
 def test_steps_that_both_witnesses_saw_are_replays() -> None:
-    assert replay_figure([REPLAYED, SeenStep(launches=3, captures=0, replays=3, recordings=0)]).value == 0
+    assert replay_figure([REPLAYED, SeenStep(index=1, launches=3, captures=0, replays=3, recordings=0)]).value == 0
 
 
 @pytest.mark.parametrize("step", NOT_REPLAYED.values(), ids=list(NOT_REPLAYED))
@@ -37,18 +38,20 @@ def test_a_step_that_one_witness_denies_is_none(step: SeenStep) -> None:
 
 
 def test_without_cupti_nothing_is_proven_and_that_is_said() -> None:
-    unseen = SeenStep(launches=None, captures=None, replays=1, recordings=0)
+    unseen = SeenStep(index=1, launches=None, captures=None, replays=1, recordings=0)
     figure = replay_figure([unseen, unseen])
     assert figure.value is None
     assert "CUPTI is missing" in figure.missing
-    assert "all 1 decode steps" in figure.missing
+    assert "all 2 decode steps" in figure.missing
 
 
 def test_without_a_decode_step_the_pass_over_the_context_is_judged() -> None:
-    figure = replay_figure([REPLAYED])
+    replayed, eager = replace(REPLAYED, index=0), replace(NOT_REPLAYED["eager"], index=0)
+    figure = replay_figure([replayed])
     assert (figure.value, "1 passes over the context" in figure.method) == (0, True)
-    assert replay_figure([NOT_REPLAYED["eager"]]).value == 1
-    assert replay_figure([NOT_REPLAYED["eager"], REPLAYED]).value == 0  # the prefill of a longer forecast
+    assert replay_figure([eager]).value == 1
+    assert replay_figure([eager, REPLAYED]).value == 0  # the prefill of a longer forecast
+    assert replay_figure([eager, REPLAYED, eager, REPLAYED]).value == 0  # and that of another
     assert "no step was seen" in replay_figure([]).missing
 
 
@@ -86,10 +89,10 @@ def test_both_witnesses_are_heard_in_each_step(
     node = SimpleNamespace(graph=SimpleNamespace(replay=lambda: None))
     run_graph = CUDAGraphNode.run_graph
     steps: list[SeenStep] = []
-    with witnessing(steps)(0):
+    with witnessing(steps)(1):
         CUDAGraphNode.run_graph(node)
         CUDAGraphNode.run_graph(node)
-    assert steps == [SeenStep(launches=seen[0], captures=seen[1], replays=2, recordings=0)]
+    assert steps == [SeenStep(index=1, launches=seen[0], captures=seen[1], replays=2, recordings=0)]
     assert CUDAGraphNode.run_graph is run_graph
 
 

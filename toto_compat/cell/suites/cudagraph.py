@@ -31,7 +31,7 @@ from toto_compat.cell.suites.cudagraph_replays import (
 from toto_compat.cell.trial import Trial, blaming_the_candidate
 from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.log_line import without_its_source
-from toto_compat.contract.result import Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.result import Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Group, Suite
 from toto_compat.contract.torch_messages import SEVERITIES
 from toto_compat.model.bound import BoundModel, observed
@@ -44,7 +44,7 @@ PREDICTED_METHOD = (
 MEASURED_METHOD = (
     "graphs that Inductor skipped, by its counter, and parts of graphs that it kept out of CUDA graphs, both with the "
     "warm-up; and steps after it (the pass over the context where there is no decode step) that replayed no graph, by "
-    "CUPTI and by torch itself"
+    "CUPTI and by torch itself; of a mean forecast and of one round of samples"
 )
 # A graph is recorded on its second call and replayed from the third on.
 WARM_UP_FORECASTS = 3
@@ -68,7 +68,13 @@ def run_cudagraph(session: Session) -> SuiteEvidence:
     if trial.device == "cuda":
         return measure(trial)
     lowered = session.evidence(Suite.CUDA_LOWERING, Group.CUDA_LOWERING)
-    return predicted_by_lowering(lowered) if lowered is not None and lowered.figures else predict(trial)
+    if lowered is not None and (known := lowered.figures.get("graphs_lowered")) and known.value:
+        return predicted_by_lowering(lowered)
+    if not hasattr(cudagraph_utils, "WrappedFunction"):
+        why = f"torch {torch.__version__} is too old to be asked: its checks need the compiled graph, up to torch 2.3"
+        lacking = Failure(kind="environment", message=why)
+        return SuiteEvidence(suite=Suite.CUDAGRAPH, outcome=Outcome.NOT_RUN, failure=lacking)
+    return predict(trial)
 
 
 # Prediction
@@ -210,11 +216,10 @@ def check_graph(
         nodes=len(graph.nodes), mutated_inputs=len(mutated), static_inputs=len(static_indices), dynamic=False
     )
     checked.dynamic = bool(inductor_utils.any_is_symbolic(*example_inputs))
+    # up to torch 2.4 these were the nodes themselves
+    placeholders = getattr(cudagraph_utils, "get_placeholder_info", None) or cudagraph_utils.get_placeholders
     function = wrapped_function(
-        cudagraph_utils,
-        mutated=mutated,
-        static=static_indices,
-        placeholders=cudagraph_utils.get_placeholder_info(graph),
+        cudagraph_utils, mutated=mutated, static=static_indices, placeholders=placeholders(graph)
     )
     if refused := cudagraph_utils.check_for_mutation(function, list(example_inputs), lambda _tensor: False):
         checked.reasons.append(_plain(refused))
@@ -293,25 +298,34 @@ def _event(kind: EventKind, reason: str, count: int) -> Event:
 
 
 def measure(trial: Trial) -> SuiteEvidence:
-    """Warm up until graphs are recorded, look at one forecast step by step, then at where the host waits."""
+    """Warm up until graphs are recorded, look at forecasts step by step, then at where the host waits."""
+    samples, batch = trial.workload.samples_per_batch, trial.workload.batch
     steps: list[SeenStep] = []
+    sampled_steps: list[SeenStep] = []
     with CompilerWatch("warm-up") as watch, counting_kept_out() as kept_out:
-        model = trial.compiled()
+        model = trial.compiled(batch_sizes=tuple(dict.fromkeys((batch, batch * max(1, samples)))))
         series = _series(trial, model)
         with blaming_the_candidate():
             for _ in range(WARM_UP_FORECASTS):
                 _forecast(model, series)
+                _sampled_forecast(model, series, samples)
             after = watch.mark("measured")
             with observed(model, witnessing(steps)):
                 _forecast(model, series)
+            with observed(model, witnessing(sampled_steps)):
+                _sampled_forecast(model, series, samples)
     mean_syncs = _host_syncs(lambda: _forecast(model, series))
-    sampled_syncs = _host_syncs(lambda: _sampled_forecast(trial, model, series), warm_up=WARM_UP_FORECASTS)
+    sampled_syncs = _host_syncs(lambda: _sampled_forecast(model, series, samples))
     if trial.mode == "default":
         figures = {"cudagraphs": Figure(value=None, missing="mode default does not use CUDA graphs")}
     else:
-        figures = measured_figures(watch.total.cudagraph_skips, kept_out, replay_figure(steps))
+        figures = measured_figures(watch.total.cudagraph_skips, kept_out, replay_figure([*steps, *sampled_steps]))
     figures["host_syncs"] = Figure(value=len(mean_syncs), method=f"a mean forecast: {SYNC_METHOD}")
-    figures["host_syncs_sampled"] = Figure(value=len(sampled_syncs), method=f"a sampled forecast: {SYNC_METHOD}")
+    figures["host_syncs_sampled"] = (
+        Figure(value=len(sampled_syncs), method=f"a sampled forecast: {SYNC_METHOD}")
+        if samples
+        else Figure(value=None, missing="nothing is sampled in this workload")
+    )
     return SuiteEvidence(
         suite=Suite.CUDAGRAPH,
         outcome=Outcome.MEASURED,
@@ -324,6 +338,7 @@ def measure(trial: Trial) -> SuiteEvidence:
         ),
         details={
             "steps": [asdict(step) for step in steps],
+            "sampled_steps": [asdict(step) for step in sampled_steps],
             "partitions": kept_out.partitions,
             "skips_after_warm_up": after.cudagraph_skips,
             "host_syncs": dict(Counter(mean_syncs)),
@@ -332,19 +347,17 @@ def measure(trial: Trial) -> SuiteEvidence:
     )
 
 
-def _host_syncs(forecast: Callable[[], None], *, warm_up: int = 0) -> list[str]:
+def _host_syncs(forecast: Callable[[], None]) -> list[str]:
     found: list[str] = []
-    with blaming_the_candidate():
-        for _ in range(warm_up):
-            forecast()
-        with counting_host_syncs(found):
-            forecast()
+    with blaming_the_candidate(), counting_host_syncs(found):
+        forecast()
     return found
 
 
-def _sampled_forecast(trial: Trial, model: BoundModel, series: Series) -> None:
-    samples = trial.workload.samples_per_batch or 1
-    model.generate_samples(series, series.truth.shape[-1], num_samples=samples, samples_per_batch=samples)
+def _sampled_forecast(model: BoundModel, series: Series, samples: int) -> None:
+    """Draw one round of samples: as many as the workload announces together; where it asks for none, nothing."""
+    if samples:
+        model.generate_samples(series, series.truth.shape[-1], num_samples=samples, samples_per_batch=samples)
 
 
 @dataclass

@@ -29,6 +29,7 @@ _SYNC_WARNING = "called a synchronizing"
 class SeenStep:
     """Counts what both witnesses saw in one step. What is CUPTI's is None where the profiler saw no CUDA runtime."""
 
+    index: int  # 0 is the pass over the context, and what is done before the steps of a round of samples
     launches: int | None
     captures: int | None
     replays: int
@@ -72,7 +73,7 @@ def witnessing(steps: list[SeenStep]) -> Callable[[int], Any]:
     """Make an observer of steps that writes down what both witnesses saw in each."""
 
     @contextmanager
-    def step(_index: int) -> Iterator[None]:
+    def step(index: int) -> Iterator[None]:
         with (
             _listening_to_torch() as torch_saw,
             profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler,
@@ -82,6 +83,7 @@ def witnessing(steps: list[SeenStep]) -> Callable[[int], Any]:
         of_runtime = [event.name for event in profiler.events() if event.name.startswith("cuda")]
         steps.append(
             SeenStep(
+                index=index,
                 launches=_count(of_runtime, "cudaGraphLaunch"),
                 captures=_count(of_runtime, "cudaStreamBeginCapture"),
                 replays=torch_saw.replays,
@@ -98,11 +100,12 @@ def _count(names: Sequence[str], wanted: str) -> int | None:
 
 
 def replay_figure(steps: Sequence[SeenStep]) -> Figure:
-    """Count the steps of a warm forecast that replayed no CUDA graph; without CUPTI that is not proven.
+    """Count the steps of warm forecasts that replayed no CUDA graph; without CUPTI that is not proven.
 
-    The first step is the pass over the context. It counts where there is no other, as in a forecast of one patch.
+    A pass over the context counts where there is no decode step, as in a forecast of one patch.
     """
-    judged, what = (steps[1:], "decode steps") if len(steps) > 1 else (steps, "passes over the context")
+    decoding = [step for step in steps if step.index > 0]
+    judged, what = (decoding, "decode steps") if decoding else (steps, "passes over the context")
     if not judged:
         return Figure(value=None, missing="no step was seen: the model calls no observer")
     without = sum(not step.was_replayed for step in judged)
