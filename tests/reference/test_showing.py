@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from tests.verdict.sample_cells import good_result, with_figures
 from tests.verdict.stored_runs import judged_run
 from toto_compat.cli import cli
+from toto_compat.contract.request import Device
 from toto_compat.errors import ExitCode, InputError
 from toto_compat.evidence.store import cell_path, load_run, read_cell, write_cell
 from toto_compat.matrix.gates import Gate
@@ -18,11 +19,13 @@ from toto_compat.reference.showing import (
     identity,
     in_short,
     judged_reference,
+    show,
     stale_showing,
     stamp_of,
     stamped,
     with_block,
 )
+from toto_compat.verdict.judged_run import JudgedRun
 
 ROOT = Path(__file__).parent.parent.parent
 REFERENCE = ROOT / "results" / "reference"
@@ -103,15 +106,52 @@ def test_a_dry_run_says_time_and_disk_and_changes_nothing(tmp_path: Path, monkey
     assert load_run(REFERENCE / "cpu") == before
 
 
-def test_the_answer_in_short_names_release_cache_mode_device_and_kind_of_evidence() -> None:
-    bad = with_figures(good_result(torch="2.9.0"), {Gate.RECOMPILES: 3.0})
-    judged = judged_run(bad, good_result(torch="2.13.0"), good_result(torch="2.15.0"))
-    assert in_short(judged) == (
-        "on the CPU `fixed_size/default`: fails in 2.9.0, good in 2.13.0 and 2.15.0 (not tried: 2.10, 2.11, 2.12, 2.14 "
-        "in between), measured; on CUDA nothing is measured."
+def in_order(**verdicts: str) -> JudgedRun:
+    """Rows of fixed_size/default, by their release and their verdict."""
+    releases = {f"2.{minor.removeprefix('r')}.0": verdict for minor, verdict in verdicts.items()}
+    changes = {"good": {}, "bad": {Gate.RECOMPILES: 3.0}, "undecided": {Gate.EQUIVALENCE: None}}
+    return judged_run(
+        *(with_figures(good_result(torch=release), changes[verdict]) for release, verdict in releases.items())
     )
 
 
-def test_a_cache_that_regressed_does_not_pass_in_short() -> None:
-    bad = with_figures(good_result(torch="2.15.0"), {Gate.RECOMPILES: 3.0})
-    assert "no cache passes on the newest release" in in_short(judged_run(good_result(torch="2.13.0"), bad))
+def test_the_answer_in_short_names_release_cache_mode_device_and_kind_of_evidence() -> None:
+    assert in_short(in_order(r9="bad", r13="good", r15="good")) == (
+        "on the CPU `fixed_size/default` is good since torch 2.13.0 (in every release that was tried from there on: "
+        "2.13.0 and 2.15.0; before that fails in 2.9.0), measured; on CUDA nothing is measured."
+    )
+
+
+def test_good_since_a_release_means_that_every_one_from_there_on_is_good_and_decided() -> None:
+    told = in_short(in_order(r6="bad", r7="good", r8="undecided", r9="good", r10="good"))
+    assert "good since torch 2.9.0 (in every release that was tried from there on: 2.9.0 and 2.10.0; " in told
+    assert "before that fails in 2.6.0, good in 2.7.0, not decided in 2.8.0)" in told
+
+
+@pytest.mark.parametrize(("newest", "told"), [("bad", "fails in"), ("undecided", "not decided in")])
+def test_a_cache_that_is_not_good_on_the_newest_release_is_good_since_none(newest: str, told: str) -> None:
+    text = in_short(in_order(r13="good", r15=newest))
+    assert f"nothing is good on the newest release that was tried; `fixed_size/default` good in 2.13.0, {told}" in text
+    assert "since" not in text
+
+
+def test_rows_of_a_cpu_that_are_not_decided_are_measured_and_not_compiled_for_it() -> None:
+    text = in_short(in_order(r13="undecided", r15="undecided"))
+    assert "on the CPU no cache passes on any release that was tried, and 2 of 2 rows are not decided" in text
+    assert "compiled" not in text
+
+
+def test_rows_that_were_only_compiled_for_cuda_measure_nothing_there() -> None:
+    cell = good_result(torch="2.15.0", build="cu132", device=Device.CPU)
+    lowered = cell.model_copy(update={"request": cell.request.model_copy(update={"lower_only": True})})
+    assert "on CUDA nothing is measured; 1 row was compiled for it without a GPU" in in_short(judged_run(lowered))
+
+
+def test_the_claims_are_made_anew_with_the_table_and_told_where_they_are_stale(project: Path) -> None:
+    claims, reference = project / "docs" / "claims.md", project / "reference"
+    claims.write_text("of another day", encoding="utf-8")
+    assert stale_showing(reference, project) == ["docs/claims.md: says something else than the reference"]
+    assert show(reference, project, ["cpu"]) == []
+    assert stale_showing(reference, project) == []
+    printed = CliRunner().invoke(cli, ["claims", "--results", str(project)])
+    assert claims.read_text(encoding="utf-8") == printed.stdout

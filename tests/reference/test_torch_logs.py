@@ -4,17 +4,32 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.verdict.sample_cells import good_result, with_figures
 from tests.verdict.stored_runs import stored
+from toto_compat.cli import cli
 from toto_compat.contract.result import Figure
 from toto_compat.contract.suites import Suite
-from toto_compat.errors import EnvironmentBuildError
-from toto_compat.evidence.store import StoredCell
+from toto_compat.errors import EnvironmentBuildError, ExitCode
+from toto_compat.evidence.store import StoredCell, cell_path, read_cell, write_cell
 from toto_compat.matrix.gates import Gate
-from toto_compat.reference.torch_logs import add_count, count_lines, counted, counts_table, is_counted, read_counts
+from toto_compat.matrix.load import load_matrix
+from toto_compat.reference.kept import keep
+from toto_compat.reference.plan import planned_rows, read_plan
+from toto_compat.reference.torch_logs import (
+    add_count,
+    count_lines,
+    counted,
+    counts_table,
+    is_counted,
+    read_counts,
+    why_not_counted,
+)
 
-LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
+ROOT = Path(__file__).parent.parent.parent
+REFERENCE = ROOT / "results" / "reference"
+LOGS = ROOT / "tests" / "fixtures" / "logs"
 RELEASES = ("2.5.1", "2.9.0", "2.13.0", "2.15.0")
 LOG = """== forecast mean
 [__recompiles] Recompiling function f in a.py:1
@@ -84,3 +99,43 @@ def test_the_process_that_is_counted_uses_no_observer() -> None:
     )
     assert "cell.live" not in source
     assert "suites.recompile import" not in source
+
+
+def test_every_release_that_is_committed_has_a_second_count_which_agrees() -> None:
+    """2.3.1 alone may have none: before 2.4 there is nothing that it could be held against."""
+    plan, matrix = read_plan(REFERENCE / "plan.yaml"), load_matrix(ROOT / "matrix.yaml")
+    rows = [row for release in plan.releases for row in planned_rows(plan, matrix, release)]
+    there = [row for row in rows if row.counted_by_torch_logs and cell_path(REFERENCE / row.run, row.cell).exists()]
+    assert there
+    for row in there:
+        assert why_not_counted(REFERENCE / row.run, row.cell) == "", row.cell
+        stored_cell = read_cell(cell_path(REFERENCE / row.run, row.cell))
+        assert is_counted(REFERENCE / row.run, stored_cell) or row.release == "2.3.1", row.cell
+
+
+def test_a_count_that_is_missing_of_another_result_or_differs_is_told(tmp_path: Path) -> None:
+    cell = cell_that_counted(1, 1)
+    write_cell(tmp_path, cell)
+    assert why_not_counted(tmp_path, cell.cell) == "was not counted a second time"
+    add_count(tmp_path, counted(cell, LOG, 0))
+    assert why_not_counted(tmp_path, cell.cell) == ""
+    write_cell(tmp_path, cell.model_copy(update={"stored": "2026-12-24"}))
+    assert why_not_counted(tmp_path, cell.cell) == "was not counted a second time"
+    other = cell_that_counted(2, 1)
+    write_cell(tmp_path, other)
+    add_count(tmp_path, counted(other, LOG, 0))
+    assert why_not_counted(tmp_path, cell.cell) == "the two counts differ"
+
+
+def test_counts_that_differ_change_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = {"schema": 1, "releases": ["2.13.0"], "runs": {"cpu": {"profile": "quick", "rows": ["upstream/default"]}}}
+    (tmp_path / "plan.yaml").write_text(json.dumps(plan), encoding="utf-8")
+    cell = read_cell(cell_path(REFERENCE / "cpu", "torch-2.13.0-cpu/upstream/default"))
+    keep(tmp_path, "cpu", load_matrix(ROOT / "matrix.yaml"), profile="quick", cells=[cell], revision="")
+    command = ["reference", "--show-only", "--plan", "plan.yaml", "--matrix", str(ROOT / "matrix.yaml")]
+    assert CliRunner().invoke(cli, command).exit_code == ExitCode.OK
+    add_count(tmp_path / "cpu", counted(cell, LOG, 0))
+    result = CliRunner().invoke(cli, command)
+    assert "the two counts differ: torch-2.13.0-cpu/upstream/default" in result.stderr
+    assert result.exit_code == ExitCode.FINDINGS

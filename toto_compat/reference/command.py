@@ -13,7 +13,7 @@ from toto_compat.reference.kept import MOST_BYTES, State, check_size
 from toto_compat.reference.making import Forecast, Made, Making, forecast, make, rows_of
 from toto_compat.reference.plan import PLAN_FILE, chosen_releases, chosen_runs, lacking_environment, read_plan
 from toto_compat.reference.showing import SHOWN, show, stale_showing
-from toto_compat.reference.torch_logs import LogCount, counts_table, read_counts
+from toto_compat.reference.torch_logs import LogCount, counts_table, read_counts, why_not_counted
 
 
 @click.command("reference")
@@ -92,6 +92,8 @@ def _check(making: Making, releases: Sequence[str]) -> ExitCode:
                 stale.append(f"{row.row.run}/{row.row.cell}: {row.why}")
             elif row.state is not State.THERE:
                 click.echo(f"{row.state.value}: {row.row.run}/{row.row.cell}")
+            elif row.row.counted_by_torch_logs and (told := why_not_counted(making.folder / row.row.run, row.row.cell)):
+                stale.append(f"{row.row.run}/{row.row.cell}: {told}")
     if (making.folder / SHOWN / "run.json").exists():
         stale += stale_showing(making.folder, making.matrix_file.resolve().parent)
     for one in stale:

@@ -5,8 +5,9 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
+from itertools import groupby, takewhile
 from pathlib import Path
 
 from packaging.version import Version
@@ -21,9 +22,11 @@ from toto_compat.reference.torch_logs import LogCount, read_counts
 from toto_compat.report.compatibility import as_json, compatibility
 from toto_compat.report.publish import write_compatibility
 from toto_compat.report.table import escaped_markdown, plain_markdown
-from toto_compat.verdict.decision import torch_release
+from toto_compat.repro.claims import audit, claims_markdown, read_claims
+from toto_compat.verdict.decision import Contender, DeviceDecision, torch_release
 from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
+from toto_compat.verdict.ranges import ReleaseRange
 
 SHOWN = "cpu"  # the run that README shows
 BEGIN, END = "<!-- begin: made by `nox -s reference` -->", "<!-- end: made by `nox -s reference` -->"
@@ -70,21 +73,61 @@ def readme_block(judged: JudgedRun, counts: Sequence[LogCount]) -> str:
 
 
 def in_short(judged: JudgedRun) -> str:
-    """One sentence: in which releases, with which cache and mode, on which device, by what kind of evidence."""
-    told = []
-    for device, decision in judged.decision.devices.items():
-        name = "the CPU" if device is Device.CPU else "CUDA"
-        good = [one for one in (decision.contender, *decision.contenders) if one and one.history.good_since]
-        rows = [cell for cell in judged.cells if cell.result.request.speaks_of is device]
-        if good:
-            told.append(f"on {name} `{good[0].name}`: {good[0].history.text}, measured")
-        elif any(cell.verdict is Status.FAIL for cell in rows):
-            told.append(f"on {name} no cache passes on the newest release that was measured")
-        elif rows:
-            told.append(f"on {name} nothing is measured; {len(rows)} rows were compiled for it without a GPU")
-        else:
-            told.append(f"on {name} nothing is measured")
-    return "; ".join(sorted(told, key=lambda one: "nothing" in one)) + "."
+    """One sentence: since which release, with which cache and mode, on which device, by what kind of evidence."""
+    told = [_of_device(device, decision) for device, decision in judged.decision.devices.items()]
+    return "; ".join(sorted(told, key=lambda one: "nothing is measured" in one)) + "."
+
+
+def _of_device(device: Device, decision: DeviceDecision) -> str:
+    name = "the CPU" if device is Device.CPU else "CUDA"
+    cells = [cell for one in decision.contenders for cell in one.cells]
+    ran = [cell for cell in cells if not cell.result.request.lower_only]
+    if not ran:
+        rows = "1 row was" if len(cells) == 1 else f"{len(cells)} rows were"
+        compiled = f"; {rows} compiled for it without a GPU" if cells else ""
+        return f"on {name} nothing is measured{compiled}"
+    histories = {one.name: _history(one) for one in decision.contenders}
+    first = decision.contender.name if decision.contender else ""
+    best = max(
+        histories, key=lambda one: (len(_good_to_the_end(histories[one])), _passes(histories[one]), one == first)
+    )
+    good, before = _good_to_the_end(histories[best]), histories[best]
+    if good:
+        since = ReleaseRange(Status.PASS, tuple(good))
+        span = f"in every release that was tried from there on: {since.text}" if len(good) > 1 else "the newest tried"
+        earlier = _in_words(dict(list(before.items())[: -len(good)]))
+        told = f"`{best}` is good since torch {since.first} ({span}{f'; before that {earlier}' if earlier else ''})"
+        return f"on {name} {told}, measured"
+    if _passes(before):
+        return f"on {name} nothing is good on the newest release that was tried; `{best}` {_in_words(before)}, measured"
+    undecided = sum(cell.verdict is Status.INCONCLUSIVE for cell in ran)
+    rest = f", and {undecided} of {len(ran)} rows are not decided" if undecided else ""
+    return f"on {name} no cache passes on any release that was tried{rest}, measured"
+
+
+def _history(contender: Contender) -> dict[str, Status]:
+    """The verdict of every release that was tried, oldest first: the worst of its rows."""
+    found: dict[str, set[Status]] = {}
+    for cell in contender.cells:
+        found.setdefault(torch_release(cell), set()).add(cell.verdict)
+    worst_first = (Status.FAIL, Status.INCONCLUSIVE, Status.PASS)
+    return {release: next(one for one in worst_first if one in seen) for release, seen in found.items()}
+
+
+def _good_to_the_end(history: Mapping[str, Status]) -> list[str]:
+    newest_first = takewhile(lambda release: history[release] is Status.PASS, reversed(history))
+    return list(newest_first)[::-1]
+
+
+def _passes(history: Mapping[str, Status]) -> int:
+    return list(history.values()).count(Status.PASS)
+
+
+def _in_words(history: Mapping[str, Status]) -> str:
+    """'fails in 2.3.1, good in 2.4.1 and 2.5.1, not decided in 2.6.0'."""
+    words = {Status.PASS: "good in", Status.FAIL: "fails in", Status.INCONCLUSIVE: "not decided in"}
+    stretches = groupby(history, key=history.__getitem__)
+    return ", ".join(f"{words[one]} {ReleaseRange(one, tuple(releases)).text}" for one, releases in stretches)
 
 
 def _where(judged: JudgedRun) -> str:
@@ -174,7 +217,7 @@ def _chunk(content: bytes) -> bytes:
 
 
 def show(folder: Path, project: Path, runs: Sequence[str]) -> list[str]:
-    """Make the table, the pages and the picture from the reference; what could not be made is told."""
+    """Make the table, the pages, the claims and the picture from the reference; what could not be made is told."""
     told = []
     for name in runs:
         if (folder / name / "run.json").exists():
@@ -186,11 +229,20 @@ def show(folder: Path, project: Path, runs: Sequence[str]) -> list[str]:
     if readme.exists():
         block = readme_block(judged, read_counts(folder / SHOWN).counts)
         write_atomically(readme, with_block(read_bytes(readme).decode(), block, readme))
+    claims = project / "docs" / "claims.md"
+    if claims.exists():
+        write_atomically(claims, audited_claims(folder))
     camera = project / "docs" / "screenshot.py"
     picture = project / "docs" / "report.png"
     if camera.exists() and not (picture.exists() and stamp_of(read_bytes(picture)) == identity(judged)):
         told += _take_picture(camera, folder / SHOWN / "compatibility.html", picture, identity(judged))
     return told
+
+
+def audited_claims(folder: Path) -> str:
+    """docs/claims.md, as `toto-compat claims` prints it."""
+    runs = {f"reference/{path.parent.name}": load_run(path.parent) for path in sorted(folder.glob("*/run.json"))}
+    return claims_markdown(audit(read_claims(), runs))
 
 
 def _take_picture(camera: Path, page: Path, picture: Path, stamp: str) -> list[str]:
@@ -213,13 +265,16 @@ def _take_picture(camera: Path, page: Path, picture: Path, stamp: str) -> list[s
 
 
 def stale_showing(folder: Path, project: Path) -> list[str]:
-    """What does not show the reference as it is: README's table, the picture."""
+    """What does not show the reference as it is: README's table, the claims, the picture."""
     judged = judged_reference(folder)
     stale = []
     readme = project / "README.md"
     text = read_bytes(readme).decode()
     if text != with_block(text, readme_block(judged, read_counts(folder / SHOWN).counts), readme):
         stale.append("README.md: its table is not that of the reference")
+    claims = project / "docs" / "claims.md"
+    if claims.exists() and read_bytes(claims).decode() != audited_claims(folder):
+        stale.append("docs/claims.md: says something else than the reference")
     picture = project / "docs" / "report.png"
     if not picture.exists() or stamp_of(read_bytes(picture)) != identity(judged):
         stale.append("docs/report.png: shows another reference")

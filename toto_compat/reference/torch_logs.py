@@ -20,7 +20,7 @@ from toto_compat.contract.strict_model import StrictModel
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.files import read_model, write_model
-from toto_compat.evidence.store import StoredCell
+from toto_compat.evidence.store import StoredCell, cell_path, read_cell
 from toto_compat.reference import logged_forecasts
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.progress import say
@@ -89,6 +89,15 @@ def can_be_counted(cell: StoredCell) -> bool:
 
 def is_counted(run_folder: Path, cell: StoredCell) -> bool:
     return any(one.cell == cell.cell and one.of_result == cell.stored for one in read_counts(run_folder).counts)
+
+
+def why_not_counted(run_folder: Path, cell: CellName) -> str:
+    """Say what is wrong with the second count of a cell that is there; empty where there is one and it agrees."""
+    stored = read_cell(cell_path(run_folder, cell))
+    if not is_counted(run_folder, stored):
+        return "was not counted a second time" if can_be_counted(stored) else ""
+    agreeing = [one.agree for one in read_counts(run_folder).counts if one.cell == cell]
+    return "" if all(agreeing) else "the two counts differ"
 
 
 def add_count(run_folder: Path, count: LogCount) -> None:
