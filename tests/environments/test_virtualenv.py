@@ -6,13 +6,16 @@ import subprocess
 import sys
 import threading
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from toto_compat.contract.request import Environment
+from toto_compat.environments import virtualenv
 from toto_compat.environments.requirements import requirements_of
-from toto_compat.environments.virtualenv import _check_versions, build_venv, read_built, venv_folder
+from toto_compat.environments.virtualenv import Virtualenv, _check_versions, build_venv, read_built, venv_folder
 from toto_compat.errors import EnvironmentBuildError
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -89,6 +92,29 @@ def test_a_virtualenv_is_built_once_found_again_and_built_anew_if_somebody_chang
     second = build_venv(NAME, environment, said.append)
     assert "changed or is damaged" in said[0]
     assert second.lock == first.lock
+
+
+def test_what_another_machine_builds_in_a_shared_folder_is_left_alone_and_what_it_has_built_is_taken(
+    wheelhouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock of some shared file systems holds on one machine alone."""
+    folder = venv_folder(NAME, ENVIRONMENT)
+    of_another = folder.with_name(f".building-{folder.name}-00000000.00000000-abc")
+    of_another.mkdir(parents=True)
+    install, built = virtualenv._install, list[Virtualenv]()
+
+    def another_is_quicker(*asked: Any, **given: Any) -> Any:
+        monkeypatch.setattr(virtualenv, "_install", install)
+        built.append(build_venv(NAME, ENVIRONMENT, print))
+        (built[0].folder / "mark").touch()
+        return install(*asked, **given)
+
+    monkeypatch.setattr(virtualenv, "_install", another_is_quicker)
+    monkeypatch.setattr(virtualenv, "build_lock", lambda *_: nullcontext())
+    monkeypatch.setattr(virtualenv, "made_on_another_machine", lambda _: True)
+    assert build_venv(NAME, ENVIRONMENT, print) == built[0]
+    assert (folder / "mark").exists()
+    assert of_another.is_dir()
 
 
 def test_a_fork_of_toto_ts_is_installed_in_the_place_of_a_release(wheelhouse: Path, tmp_path: Path) -> None:

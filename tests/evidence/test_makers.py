@@ -9,7 +9,13 @@ import pytest
 
 from toto_compat.evidence import makers
 from toto_compat.evidence.files import write_atomically
-from toto_compat.evidence.makers import made_by_this_process, maker_lives, remove_abandoned
+from toto_compat.evidence.makers import (
+    made_by_this_process,
+    made_on_another_machine,
+    made_on_this_machine,
+    maker_lives,
+    remove_abandoned,
+)
 
 NAME_OF_A_DEAD_ONE = "import toto_compat.evidence.makers as makers; print(makers.made_by_this_process())"
 
@@ -76,6 +82,19 @@ def test_a_file_and_every_folder_above_it_is_synced_before_it_counts_as_written(
     assert [path.parent for path in content] == [tmp_path / "a" / "b"]
     assert folders == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
     assert synced[-1] == str(tmp_path / "a" / "b")  # the name, after the file got it
+
+
+def test_another_machine_is_one_of_another_name_and_another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = made_on_this_machine()
+    assert not made_on_another_machine(f".x{here}y")
+    assert not made_on_another_machine("of an earlier version")
+    monkeypatch.setattr(makers.platform, "node", lambda: "a container")
+    assert not made_on_another_machine(here)
+    monkeypatch.setattr(makers, "_boot", lambda: "another")
+    assert made_on_another_machine(here)
+    monkeypatch.undo()
+    monkeypatch.setattr(makers, "_boot", lambda: "after it was started anew")
+    assert not made_on_another_machine(here)
 
 
 def test_a_zombie_does_not_live() -> None:

@@ -201,7 +201,7 @@ class Trial:
     def leftover_files(self) -> list[str]:
         """Name what lies in results and cache that no reader looks for: temporary files and scratch folders."""
         paths = [*self.results.rglob(".*"), *self.cache.rglob(".*")]
-        paths += [path for path in self.cache.glob("s/*") if path.name != "door.lock"]
+        paths += self.cache.glob("s/[!.]*")
         allowed = {".lock"}
         return sorted(str(path.relative_to(self.folder)) for path in paths if path.name not in allowed)
 

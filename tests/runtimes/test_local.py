@@ -12,6 +12,7 @@ from tests.runtimes.stub_runtime import StubRuntime, prepared
 from tests.verdict.sample_cells import cell_request, provenance
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.result import CellResult
+from toto_compat.evidence.makers import made_by_this_process
 from toto_compat.runtimes import local
 from toto_compat.runtimes.cell_process import INSIDE, LOG_FILE
 from toto_compat.runtimes.local import FinishedCell, ReadyCell, run_cells
@@ -49,6 +50,30 @@ def kept_log(scratch: Path, leave: Callable[[Path], None]) -> str:
     )
     (text,) = logs
     return text
+
+
+def test_a_folder_whose_runner_lives_is_not_abandoned_and_one_whose_runner_is_gone_is(tmp_path: Path) -> None:
+    folder, in_use = local._new_scratch_folder(tmp_path)
+    assert len(folder.name) == 8
+    assert local.abandoned_scratch(tmp_path) == []
+    in_use.close()
+    assert local.abandoned_scratch(tmp_path) == [folder]
+
+
+def test_a_folder_of_another_machine_is_left_alone_though_its_lock_is_not_seen_here(tmp_path: Path) -> None:
+    """As on a shared file system whose locks hold on one machine alone."""
+    folder, in_use = local._new_scratch_folder(tmp_path)
+    in_use.close()
+    (folder / local.IN_USE).write_text("-00000000.00000000-")
+    (tmp_path / ".new-1.2.00000000-x").mkdir()  # before it has its lock
+    assert local.abandoned_scratch(tmp_path) == []
+
+
+def test_a_folder_that_was_being_made_by_a_runner_that_is_gone_is_abandoned(tmp_path: Path) -> None:
+    pid, start, machine = made_by_this_process().strip("-").split(".")
+    making = tmp_path / f".new-{pid}.{int(start) + 1}.{machine}-x"
+    making.mkdir()
+    assert local.abandoned_scratch(tmp_path) == [making]
 
 
 class Mute(PlainProgress):

@@ -1,5 +1,6 @@
 """prune removes what no environment needs, and never what somebody is building."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tests.runtimes.stub_runtime import MATRIX_TEXT
 from toto_compat.cli import cli
 from toto_compat.environments.build_lock import build_lock
 from toto_compat.environments.virtualenv import venv_folder
+from toto_compat.evidence.makers import made_on_this_machine
 from toto_compat.matrix.load import load_matrix
 from toto_compat.runtimes.source import CellSource, read_source, staged_name
 
@@ -59,7 +61,7 @@ def test_only_what_no_environment_needs_is_removed(cache: Path) -> None:
 def test_a_dry_run_removes_nothing(cache: Path) -> None:
     before = sorted(cache.rglob("*"))
     assert "would free" in prune("--dry-run")
-    assert sorted(path for path in cache.rglob("*") if path.name != "door.lock") == before
+    assert sorted(cache.rglob("*")) == before
 
 
 def test_all_removes_what_is_in_use_too(cache: Path) -> None:
@@ -71,6 +73,27 @@ def test_a_virtualenv_that_is_being_built_stays(cache: Path) -> None:
     with build_lock(cache / "venvs" / "x-0123456789.lock", "x", lambda _: None):
         prune("--all")
         assert (cache / "venvs" / ".building-x-0123456789-abc").is_dir()
+
+
+def test_a_virtualenv_that_another_machine_builds_stays_and_one_of_yesterday_does_not(cache: Path) -> None:
+    """Its lock may hold there alone."""
+    building = cache / "venvs" / ".building-x-0123456789-00000000.00000000-abc"
+    building.mkdir()
+    prune("--all")
+    assert building.is_dir()
+    os.utime(building, (0, 0))
+    prune()
+    assert not building.exists()
+
+
+def test_a_virtualenv_that_is_built_here_is_known_by_its_lock(cache: Path) -> None:
+    building = cache / "venvs" / f".building-x-0123456789{made_on_this_machine()}abc"
+    building.mkdir()
+    with build_lock(cache / "venvs" / "x-0123456789.lock", "x", lambda _: None):
+        prune("--all")
+        assert building.is_dir()
+    prune()
+    assert not building.exists()
 
 
 def test_nothing_to_remove_is_said(tmp_path: Path, cache: Path) -> None:

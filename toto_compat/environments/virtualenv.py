@@ -24,6 +24,7 @@ from toto_compat.environments.pythons import Interpreter, find_compiler, find_py
 from toto_compat.environments.requirements import requirements_of
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.files import cache_folder, write_atomically, write_model
+from toto_compat.evidence.makers import made_on_another_machine, made_on_this_machine
 from toto_compat.matrix.toto_source import is_release, without_password
 
 _GIGABYTE = 10**9
@@ -129,21 +130,28 @@ def _build(folder: Path, environment_name: str, environment: Environment, say: O
     _check_disk(folder.parent, environment_name, environment)
     interpreter = find_python(environment.python)
     for leftover in folder.parent.glob(f".building-{folder.name}-*"):
-        # of a builder that was killed: nobody else can be building while the lock is ours
-        shutil.rmtree(leftover, ignore_errors=True)
+        # of a builder that was killed: nobody else on this machine can be building while the lock is ours
+        if not made_on_another_machine(leftover.name):
+            shutil.rmtree(leftover, ignore_errors=True)
     if folder.exists():
         say(f"{environment_name}: the virtualenv was changed or is damaged, building it anew")
         shutil.rmtree(folder)
     log = venv_log(environment_name, environment)
     log.unlink(missing_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".building-{folder.name}-", dir=folder.parent))
+    building = Path(tempfile.mkdtemp(prefix=f".building-{folder.name}{made_on_this_machine()}", dir=folder.parent))
     started = time.monotonic()
     try:
         built = _install(building, environment_name, environment, interpreter=interpreter, log=log, say=say)
         _rewrite_paths(building, folder)
         write_model(building / _MARKER, built)
         building.chmod(0o755)
-        building.rename(folder)
+        try:
+            building.rename(folder)
+        except OSError:
+            # another machine that shares this folder and not its locks was quicker
+            if (others := read_built(folder)) is None:
+                raise
+            built = others
     finally:
         shutil.rmtree(building, ignore_errors=True)
     say(f"{environment_name}: torch {built.torch} ready in {time.monotonic() - started:.0f} s")

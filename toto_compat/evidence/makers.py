@@ -11,6 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
+_MADE_ON = re.compile(r"-(?P<host>[0-9a-f]{8})\.(?P<boot>[0-9a-f]{8})-")
 _MADE_BY = re.compile(r"-(?P<pid>\d+)\.(?P<start>\d+)\.(?P<machine>[0-9a-f]{8})-")
 
 
@@ -25,6 +26,18 @@ def maker_lives(name: str) -> bool:
     if made is None or made["machine"] != _machine():
         return True
     return process_start(int(made["pid"])) == made["start"]
+
+
+def made_on_this_machine() -> str:
+    """Give a part of a name, or of a lock, that says on which machine it was made, and since which start of it."""
+    return f"-{_short(platform.node())}.{_short(_boot())}-"
+
+
+def made_on_another_machine(text: str) -> bool:
+    """Tell if something was made elsewhere, where a lock may be held that is not seen here: some shared file systems
+    hold it on one machine alone. A container has another name than its machine, a restarted machine another boot."""
+    made = _MADE_ON.search(text)
+    return made is not None and made["host"] != _short(platform.node()) and made["boot"] != _short(_boot())
 
 
 def remove_abandoned(folder: Path) -> list[Path]:
@@ -67,8 +80,15 @@ def pid_namespace() -> str:
 @functools.cache
 def _machine() -> str:
     """Name machine, boot and process namespace: only here do process numbers mean something."""
+    return _short("\0".join((platform.node(), _boot(), pid_namespace())))
+
+
+def _boot() -> str:
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        boot = ""
-    return hashlib.sha256("\0".join((platform.node(), boot, pid_namespace())).encode()).hexdigest()[:8]
+        return ""
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

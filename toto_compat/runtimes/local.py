@@ -3,6 +3,7 @@
 import fcntl
 import os
 import queue
+import secrets
 import shutil
 import tempfile
 import time
@@ -18,6 +19,7 @@ from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.errors import StorageError, TotoCompatError
 from toto_compat.evidence.left_file import read_left_file
+from toto_compat.evidence.makers import made_by_this_process, made_on_another_machine, made_on_this_machine, maker_lives
 from toto_compat.evidence.references import KnownReferences
 from toto_compat.runtimes.cell_process import LOG_FILE, work_folders
 from toto_compat.runtimes.gpu_neighbours import neighbours_on, with_neighbours
@@ -28,7 +30,6 @@ from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
 
 _HEARTBEAT_SECONDS = 30.0
 IN_USE = "in-use.lock"
-_DOOR = "door.lock"  # held while a folder is made, so that nobody takes it for an abandoned one
 _LONGEST_GROUP_LOG = 5_000_000  # a compiler that logs every step must not fill results/
 
 
@@ -217,32 +218,39 @@ def _scratch_folder(scratch: Path, name: str) -> Iterator[Path]:
 def _new_scratch_folder(scratch: Path) -> tuple[Path, IO[str]]:
     """Make an empty folder; return it and the open lock that says somebody is using it."""
     scratch.mkdir(parents=True, exist_ok=True)
-    with (scratch / _DOOR).open("w") as door:
-        fcntl.flock(door, fcntl.LOCK_SH)
-        # a short name: sockets below it have a limit on the length of their path
-        folder = Path(tempfile.mkdtemp(dir=scratch, prefix=""))
-        in_use = (folder / IN_USE).open("w")
+    # under another name until it is locked: nobody may take it for an abandoned one
+    making = Path(tempfile.mkdtemp(dir=scratch, prefix=f".new{made_by_this_process()}"))
+    in_use = (making / IN_USE).open("w", encoding="utf-8")
+    try:
         fcntl.flock(in_use, fcntl.LOCK_EX)
-    return folder, in_use
+        in_use.write(made_on_this_machine())
+        in_use.flush()
+        # a short name: sockets below it have a limit on the length of their path
+        return making.rename(scratch / secrets.token_hex(4)), in_use
+    except BaseException:
+        in_use.close()
+        shutil.rmtree(making, ignore_errors=True)
+        raise
 
 
 def abandoned_scratch(scratch: Path) -> list[Path]:
     """Find the folders of cells whose runner was killed: the kernel has freed their locks."""
     if not scratch.is_dir():
         return []
-    abandoned = []
-    with (scratch / _DOOR).open("w") as door:
-        fcntl.flock(door, fcntl.LOCK_EX)
-        for folder in sorted(path for path in scratch.iterdir() if path.is_dir()):
-            try:
-                with (folder / IN_USE).open("r+") as in_use:
-                    fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            except OSError:
-                pass
-            abandoned.append(folder)
-    return abandoned
+    return [folder for folder in sorted(scratch.iterdir()) if folder.is_dir() and _is_abandoned(folder)]
+
+
+def _is_abandoned(folder: Path) -> bool:
+    if folder.name.startswith("."):
+        return not maker_lives(folder.name)
+    try:
+        with (folder / IN_USE).open("r+", encoding="utf-8", errors="replace") as in_use:
+            fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return not made_on_another_machine(in_use.read())
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # it is locked, or nobody knows
 
 
 def _append_group_logs(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +12,13 @@ import click
 from toto_compat.environments.virtualenv import venv_folder
 from toto_compat.errors import StorageError
 from toto_compat.evidence.files import cache_folder
+from toto_compat.evidence.makers import made_on_another_machine, made_on_this_machine
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.runtimes.local import abandoned_scratch
 from toto_compat.runtimes.source import read_source, staged_name
+
+_LONGEST_BUILD_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,12 @@ def remove(path: Path) -> None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Tell if another process is building this virtualenv now."""
-    name = path.name.removeprefix(".building-").rpartition("-")[0] if path.name.startswith(".building-") else path.name
+    """Tell if another process is building this virtualenv now, or may be: one of another machine that began today."""
+    name = path.name
+    if name.startswith(".building-"):
+        if made_on_another_machine(name) and time.time() - path.stat().st_mtime < _LONGEST_BUILD_SECONDS:
+            return True
+        name = name.removeprefix(".building-").replace(made_on_this_machine(), "-").rpartition("-")[0]
     lock = path.with_name(f"{name.removesuffix('.lock').removesuffix('.log')}.lock")
     if not lock.is_file():
         return False
