@@ -51,6 +51,7 @@ class _Lowering(_Told):
 class _CudaGraphs(_Told):
     partitions: list[int] | list[list[bool]] = []  # how many in each graph; on a GPU each, captured or not
     steps: list[Any] = []
+    sampled_steps: list[Any] = []
 
 
 class _Reason(_Told):
@@ -63,6 +64,7 @@ class _Recompiles(_Told):
 
 class _Speed(_Told):
     timings: dict[str, list[float]] = {}
+    other_programs: list[str] = []
 
 
 class _Memory(_Told):

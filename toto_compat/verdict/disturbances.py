@@ -24,6 +24,7 @@ _SHORTEST_S = 0.5
 _GPU_HELD_BACK = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 
 _QUIET = "run it again on a quiet machine"
+_STOP_IT = "stop it and run it again"
 
 
 @dataclass(frozen=True)
@@ -63,20 +64,27 @@ class _Loop:
         return max(0.0, busy - own) / seconds if busy is not None and own and seconds is not None else 0.0
 
 
-def disturbances(conditions: Any) -> tuple[Disturbance, ...]:
-    """Name what disturbed any of these timing loops, each kind once, by the first that it disturbed."""
+def disturbances(conditions: Any, neighbours: Any = ()) -> tuple[Disturbance, ...]:
+    """Name what disturbed any of these timing loops, each kind once, by the first that it disturbed.
+
+    `neighbours` were on the GPU before the cell or after it. They count where the loops do not tell who computed.
+    """
     found: dict[str, Disturbance] = {}
-    for loop in _loops(conditions):
+    loops = list(_loops(conditions))
+    for loop in loops:
         for kind in _KINDS:
             for one in kind(loop):
                 found.setdefault(kind.__name__, one)
+    if neighbours and isinstance(neighbours, list) and not any(map(_tells_own_from_foreign, loops)):
+        told = f"{', '.join(map(str, neighbours))} used the GPU before or after and perhaps"
+        found["neighbours"] = Disturbance(told, _STOP_IT)
     return tuple(found.values())
 
 
-def disturbed_by(conditions: Any) -> str:
+def disturbed_by(conditions: Any, neighbours: Any = ()) -> str:
     """Say in one line what disturbed these timing loops, what shares a remedy together; '' if nothing did."""
     by_remedy: dict[str, list[str]] = {}
-    for one in disturbances(conditions):
+    for one in disturbances(conditions, neighbours):
         by_remedy.setdefault(one.remedy, []).append(one.what)
     return "; ".join(f"{', '.join(what)} while it was timed: {remedy}" for remedy, what in by_remedy.items())
 
@@ -132,16 +140,23 @@ def _gpu_throttling(loop: _Loop) -> Iterator[Disturbance]:
 
 def _foreign_gpu_processes(loop: _Loop) -> Iterator[Disturbance]:
     """Find others that computed on the GPU at the end: at the start a cell may just have made way."""
-    listed = loop.after.get("gpu_processes")
-    processes = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
-    # if this cell is not among them they are told by the numbers of another namespace, and one of them is the cell
-    if not any(one.get("own") is True for one in processes):
+    if not _tells_own_from_foreign(loop):
         return
-    for one in processes:
+    for one in _gpu_processes(loop):
         used = _number(one, ("gpu_percent",))
         if one.get("own") is not True and used is not None and used >= FOREIGN_GPU_PERCENT:
             name = f"{one.get('name') or 'a process'} (pid {one.get('pid')})"
-            yield Disturbance(f"{name} used {used:.0f} % of the GPU", "stop it and run it again")
+            yield Disturbance(f"{name} used {used:.0f} % of the GPU", _STOP_IT)
+
+
+def _tells_own_from_foreign(loop: _Loop) -> bool:
+    """Tell if this cell is among them: else they have the numbers of another namespace, and one of them is the cell."""
+    return any(one.get("own") is True for one in _gpu_processes(loop))
+
+
+def _gpu_processes(loop: _Loop) -> list[Mapping[str, Any]]:
+    listed = loop.after.get("gpu_processes")
+    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
 
 
 _KINDS: Sequence[Callable[[_Loop], Iterator[Disturbance]]] = (

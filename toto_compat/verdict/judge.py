@@ -255,7 +255,8 @@ def disturbed(gate: Gate, evidence: SuiteEvidence | None) -> str:
             f"the GPU's memory was used by others as well while it was measured ({', '.join(map(str, others))}): "
             "end them, or run it on a GPU of its own"
         )
-    return disturbed_by(evidence.details.get("conditions")) if gate.rule.is_a_time else ""
+    conditions, others = evidence.details.get("conditions"), evidence.details.get("other_programs")
+    return disturbed_by(conditions, others) if gate.rule.is_a_time else ""
 
 
 def _measured_in_part(gate: Gate, evidence: SuiteEvidence | None, *, is_lost: bool) -> str:
