@@ -178,6 +178,17 @@ def test_a_split_gpu_is_its_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert find_gpus() == (second,)
 
 
+@pytest.mark.parametrize("visible", ["0", smi.SPLIT[0]["uuid"], smi.SPLIT[0]["uuid"][:12]])
+@pytest.mark.parametrize("size", ["3g.20gb", "1g.5gb"], ids=["alike", "of two sizes"])
+def test_of_a_split_gpu_that_is_named_whole_the_first_slice_is_taken_as_cuda_does(
+    visible: str, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slices = [("3g.20gb", "MIG-1"), (size, "MIG-2")]
+    smi.install(tmp_path, monkeypatch, [{**smi.SPLIT[0], "slices": slices}])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.uuid for gpu in find_gpus()] == ["MIG-1"]
+
+
 def test_a_split_gpu_without_slices_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi.install(tmp_path, monkeypatch, [{**smi.SPLIT[0], "slices": []}])
     assert find_gpus() == ()

@@ -30,6 +30,7 @@ _ARCHITECTURE = "compute_cap"  # drivers before 510 do not know it
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 _MIG_DEVICE = re.compile(r"^\s+MIG (?P<slice>\S+)\s+Device\s+(?P<number>\d+): \(UUID: (?P<uuid>MIG-[^)]+)\)")
 _WHOLE_GPU = re.compile(r"^GPU \d+: .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
+_SLICE_OF = " MIG "  # between the name of a GPU and that of a slice of it
 _SLICE_GB = re.compile(r" MIG \S*?(\d+)gb")
 _NUMBER = re.compile(r"[0-9]{1,12}")
 _NO_GPU = "No devices were found"
@@ -53,6 +54,7 @@ class Gpu:
     memory_mb: int = 0
     used_mb: int = 0
     fault: str = ""  # what nvidia-smi says of one that does not work
+    whole: str = ""  # of a slice: the UUID of the GPU that it is a slice of
 
     @property
     def is_full(self) -> bool:
@@ -101,12 +103,14 @@ def visible_gpus() -> tuple[Gpu, ...]:
 def _named(word: str, gpus: Sequence[Gpu]) -> Gpu:
     if _NUMBER.fullmatch(word):
         _check_counted_alike(word, gpus)
-        by_index = [gpu for gpu in gpus if gpu.index == str(int(word))]
+        # of a GPU that is split CUDA takes the first slice
+        by_index = [gpu for gpu in gpus if gpu.index.partition(":")[0] == str(int(word))]
         if by_index:
             return by_index[0]
     # CUDA takes any beginning of a UUID that only one GPU has
-    by_uuid = [gpu for gpu in gpus if word.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(word)]
-    if len(by_uuid) == 1:
+    is_one = word.startswith(("GPU-", "MIG-"))
+    by_uuid = [gpu for gpu in gpus if is_one and (gpu.uuid.startswith(word) or gpu.whole.startswith(word))]
+    if len({gpu.whole if gpu.whole.startswith(word) else gpu.uuid for gpu in by_uuid}) == 1:
         return by_uuid[0]
     listed = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
     raise EnvironmentBuildError(
@@ -118,7 +122,7 @@ def _named(word: str, gpus: Sequence[Gpu]) -> Gpu:
 
 def _check_counted_alike(word: str, gpus: Sequence[Gpu]) -> None:
     """Refuse a number where CUDA, which counts the fastest first, may mean another GPU than nvidia-smi."""
-    kinds = {gpu.name for gpu in gpus}
+    kinds = {gpu.name.partition(_SLICE_OF)[0] for gpu in gpus}
     if len(kinds) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         listed = ", ".join(f"{gpu.name} is {gpu.uuid}" for gpu in gpus)
         raise EnvironmentBuildError(
@@ -194,8 +198,8 @@ def _ask() -> Iterator[Gpu]:
             yield gpu
         for name, number, uuid in slices.get(gpu.uuid, ()):
             # what the slice itself has free is told by CUDA alone
-            own = {"index": f"{gpu.index}:{number}", "name": f"{gpu.name} MIG {name}", "uuid": uuid}
-            yield replace(gpu, **own, memory_mb=0, used_mb=0)
+            own = {"index": f"{gpu.index}:{number}", "name": f"{gpu.name}{_SLICE_OF}{name}", "uuid": uuid}
+            yield replace(gpu, **own, memory_mb=0, used_mb=0, whole=gpu.uuid)
 
 
 def _check_no_driver() -> None:
