@@ -12,12 +12,17 @@ from tests.releases.local_index import LocalIndex
 from tests.verdict.sample_cells import cell_request, good_result, with_figures
 from tests.verdict.stored_runs import store_run
 from toto_compat.cli import cli
+from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import ExitCode, SelectionError
+from toto_compat.evidence.store import can_be_reused
+from toto_compat.matrix.demands import demands_of
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import load_matrix
+from toto_compat.matrix.request import matrix_request
 from toto_compat.releases.bisect import PROFILE, narrowed
 
 REPOSITORY = Path(__file__).parents[2]
@@ -143,6 +148,49 @@ def test_a_gate_that_was_not_decided_is_skipped_and_not_taken_for_good(results: 
     )
     assert result.exit_code == ExitCode.NOT_REPRODUCED
     assert "fewer than two releases" in result.stdout
+
+
+def cut(cell: CellResult, *, given_up: float, demanded: bool = True) -> CellResult:
+    """The cell as it is where counting ended early: at a limit of the matrix, or since dynamo gave a function up."""
+    counted = with_figures(cell, {Gate.RECOMPILE_LIMIT: given_up})
+    evidence = counted.evidence[Suite.RECOMPILE].model_copy(update={"skipped": "series of other kinds: cannot PASS"})
+    demands = demands_of({Gate.RECOMPILES_TOTAL: GateLimit(max=9)}, device=Device.CPU, mode="default")
+    return counted.model_copy(
+        update={
+            "evidence": {**counted.evidence, Suite.RECOMPILE: evidence},
+            "request": counted.request.model_copy(update={"demands": demands if demanded else ()}),
+        }
+    )
+
+
+@pytest.mark.parametrize("question", [("--any-change",), ("--limit", "40")])
+def test_a_cache_that_dynamo_gives_up_ends_early_on_every_release_and_is_compared_as_that(
+    results: Path, question: tuple[str, ...]
+) -> None:
+    for torch in RELEASES:
+        store_run(results, f"reference/{torch}", [cut(cell(torch, total=38 if torch == "2.4.1" else 47), given_up=4)])
+    ends = ("recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.9.0")
+    assert stored(results, *ends, *question)["answer"]["after"] == "2.5.1"  # type: ignore[index]
+
+
+def test_what_was_counted_up_to_a_limit_of_the_matrix_is_no_answer_to_another_question(results: Path) -> None:
+    """It would have gone on without that limit: 12 may be any number from 12 on."""
+    store_run(results, "reference/a", [cell("2.4.1", total=38)])
+    store_run(results, "reference/b", [cut(cell("2.5.1", total=12), given_up=0)])
+    ends = ("recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.5.1")
+    for question, answers in ((("--any-change",), 1), (("--limit", "40"), 1), (("--limit", "10"), 2)):
+        seen = [one["torch"] for one in stored(results, *ends, *question)["stored"] if one["stored"]]  # type: ignore[attr-defined]
+        assert seen == ["2.4.1", "2.5.1"][:answers], question
+
+
+def test_a_look_stops_counting_at_no_limit_and_is_kept_as_it_is() -> None:
+    matrix = narrowed(MATRIX, "quick", Gate.RECOMPILES_TOTAL)
+    name = CellName("torch-2.4.1-cu121/upstream/default")
+    assert matrix_request(MATRIX, REPOSITORY / "matrix.yaml", name, "quick", Device.CPU).demands
+    assert matrix_request(matrix, REPOSITORY / "matrix.yaml", name, PROFILE, Device.CPU).demands == ()
+    ended_by_itself = cut(cell("2.4.1", total=38), given_up=4, demanded=False)
+    assert can_be_reused(ended_by_itself, ())
+    assert not can_be_reused(cut(cell("2.4.1", total=12), given_up=0), ())
 
 
 def test_releases_that_do_not_install_are_skipped_with_the_reason(results: Path, tmp_path: Path) -> None:

@@ -364,7 +364,8 @@ def can_be_reused(result: CellResult, demands: Sequence[Demand]) -> bool:
     """Only a cell that was really measured: what could not be run is tried again, and what was skipped is measured once
     the limits that it could not keep are no longer demanded."""
     wanted = set(result.request.profile.suites)
-    if result.skipped and not broken_demand(demands, result.evidence):
+    nothing_was_demanded = not demands and not result.request.demands  # then what was skipped is skipped again
+    if result.skipped and not nothing_was_demanded and not broken_demand(demands, result.evidence):
         return False
     return (
         result.failure is None

@@ -138,7 +138,10 @@ _OTHER_GATE = "bisect a gate that does, or look on another device with --device"
 
 
 def narrowed(matrix: Matrix, profile_name: str, gate: Gate) -> Matrix:
-    """The matrix with a profile that runs the gate's suite on the first workload of another, and nothing else."""
+    """The matrix with a profile that runs the gate's suite on the first workload of another, and nothing else.
+
+    No limit holds in it: a cell must not stop counting at one of matrix.yaml's, which may not be what is asked.
+    """
     if gate.rule.suite.rule.needs_symbols:
         raise SelectionError(
             f"{gate.value} is about series of yours, which bisect has none of",
@@ -152,6 +155,7 @@ def narrowed(matrix: Matrix, profile_name: str, gate: Gate) -> Matrix:
             "unannounced_shapes": False,
             "repeats": 1,
             "only_when_named": (),
+            "gates": dict.fromkeys(Gate),
         }
     )
     return matrix.model_copy(update={"profiles": {**matrix.profiles, PROFILE: own}})
