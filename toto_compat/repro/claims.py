@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 import click
+from packaging.version import Version
 from pydantic import Field, model_validator
 
 from toto_compat.contract.gate_limit import GateLimit
@@ -38,14 +39,16 @@ class Claim(StrictModel):
     suite: Suite | None = None
     figure: str = ""
     limit: GateLimit | None = None
-    symbol: str = ""  # the user's own series that alone decides
-    column: str = ""  # of that series' row
+    workload: str = ""  # of matrix.yaml, whose cells alone decide: a time of another model says nothing
+    beside: str = ""  # another figure of the suite, shown with it
+    symbol: str = ""  # the user's own series, which a cell must have been run with to decide
+    column: str = ""  # of that series' row, with the weights of a checkpoint
     verdict: Literal["PASS"] | None = None  # of the whole row
     own_figures: dict[Gate, float] = Field(default={})  # the claim's own, held against the limits in use
 
     @model_validator(mode="after")
     def _can_be_decided(self) -> Self:
-        names_a_figure = bool(self.symbol and self.column) or bool(self.suite and self.figure and not self.symbol)
+        names_a_figure = bool(self.symbol and self.column) or bool(self.suite and self.figure and not self.column)
         by_figure = bool(self.cache and self.limit and names_a_figure)
         by_verdict = bool(self.cache and self.verdict)
         if [by_figure, by_verdict, bool(self.own_figures)].count(True) != 1:
@@ -59,6 +62,7 @@ class Claim(StrictModel):
 
 
 class ClaimsFile(StrictModel):
+    release: str  # of torch, that the documents measured
     claims: tuple[Claim, ...]
 
 
@@ -92,26 +96,27 @@ class AuditedClaim:
     seen_on_cpu: str = ""
 
 
-def read_claims(path: Path = _CLAIMS_FILE) -> tuple[Claim, ...]:
-    return ClaimsFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).claims
+def read_claims(path: Path = _CLAIMS_FILE) -> ClaimsFile:
+    return ClaimsFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
-def audit(claims: Sequence[Claim], runs: Mapping[str, Run]) -> tuple[AuditedClaim, ...]:
+def audit(file: ClaimsFile, runs: Mapping[str, Run]) -> tuple[AuditedClaim, ...]:
     """Hold every claim against the cells of these runs, which are named as a reader finds them."""
     rows = [StoredRow(name, run, cell) for name, run in runs.items() for cell in run.cells]
     limits = next((run.info.gates for run in runs.values() if run.info.gates), {})
-    return tuple(_audit(claim, rows, limits) for claim in claims)
+    return tuple(_audit(claim, file.release, rows, limits) for claim in file.claims)
 
 
-def _audit(claim: Claim, rows: Sequence[StoredRow], limits: Mapping[Gate, GateLimit]) -> AuditedClaim:
+def _audit(claim: Claim, release: str, rows: Sequence[StoredRow], limits: Mapping[Gate, GateLimit]) -> AuditedClaim:
     if claim.own_figures:
         return _by_own_figures(claim, limits)
     about = [row for row in rows if _is_about(row.cell, claim)]
-    deciding = _newest(claim, [row for row in about if _decides(row.cell, claim, row.run.info.gates)])
+    asked = [row for row in about if _may_decide(row.cell, claim)]
+    deciding = _best([row for row in _nearest(asked, claim, release) if _decides(row, claim)])
     if deciding is None and claim.on == "any" and not about:
         return AuditedClaim(claim, Finding.NO_EVIDENCE, f"run `{command_for(claim)}`")
     if deciding is None:
-        on_cpu = _on_cpu(claim, [row for row in about if row.cell.request.device is Device.CPU])
+        on_cpu = _on_cpu(claim, release, [row for row in about if row.cell.request.device is Device.CPU])
         return AuditedClaim(claim, Finding.WAITING, f"run `{command_for(claim, Device.CUDA)}`", on_cpu)
     if claim.verdict is not None:
         return _by_verdict(claim, deciding)
@@ -119,6 +124,9 @@ def _audit(claim: Claim, rows: Sequence[StoredRow], limits: Mapping[Gate, GateLi
     assert figure is not None and figure.value is not None and claim.limit is not None
     finding = Finding.CONFIRMED if claim.limit.admits(figure.value) else Finding.REFUTED
     found = f"{claim.column or claim.figure} {_shown(figure)}, read as {_limit_text(claim.limit, figure.unit)}"
+    other = _figure(claim, deciding.cell, claim.beside) if claim.beside else None
+    if other is not None and other.value is not None:
+        found += f"; {claim.beside} {_shown(other)}"
     return AuditedClaim(claim, finding, f"{deciding.name}: {found}")
 
 
@@ -145,56 +153,88 @@ def _is_about(cell: StoredCell, claim: Claim) -> bool:
     return (name.cache, name.mode, name.settings) == (claim.cache, claim.mode, claim.settings)
 
 
-def _decides(cell: StoredCell, claim: Claim, limits: Mapping[Gate, GateLimit]) -> bool:
-    """Tell if a cell decides a claim: a figure that was measured, on a GPU where the claim is about one."""
-    on_gpu = cell.request.device is Device.CUDA and bool(cell.provenance.gpu)
-    if cell.request.lower_only or (claim.on == "cuda" and not on_gpu):
+def _may_decide(cell: StoredCell, claim: Claim) -> bool:
+    """Tell if a cell is what a claim is about: on a GPU where it is a GPU's, of its workload, with its series."""
+    if cell.request.lower_only or (claim.on == "cuda" and not _on_gpu(cell)):
         return False
+    if claim.workload and cell.request.workload_name != claim.workload:
+        return False
+    has_series = not claim.symbol or claim.symbol in {symbol.name for symbol in cell.request.symbols}
+    return has_series and (not claim.column or bool(cell.provenance.checkpoint))
+
+
+def _on_gpu(cell: StoredCell) -> bool:
+    return cell.request.device is Device.CUDA and bool(cell.provenance.gpu)
+
+
+def _nearest(rows: Sequence[StoredRow], claim: Claim, release: str) -> list[StoredRow]:
+    """Keep the cells of the release that is wanted, of the newest where there are none of that.
+
+    What an older version of the suite measured is looked at only where no other was run.
+    """
+    newest = max((_version(row.cell, claim) for row in rows), default=0)
+    rows = [row for row in rows if _version(row.cell, claim) == newest]
+    releases = {row.cell.request.environment.torch for row in rows}
+    chosen = release if release in releases else max(releases, key=Version, default="")
+    return [row for row in rows if row.cell.request.environment.torch == chosen]
+
+
+def _version(cell: StoredCell, claim: Claim) -> int:
+    asked = (Suite.SYMBOLS,) if claim.column else _suites(claim)
+    return next((cell.evidence[suite].version for suite in asked if suite in cell.evidence), 0)
+
+
+def _suites(claim: Claim) -> tuple[Suite, ...]:
+    """List the suites that a claim's figure is of: of CUDA graphs also the one that compiles for CUDA without a GPU."""
+    lowered = (Suite.CUDA_LOWERING,) if claim.suite is Suite.CUDAGRAPH else ()
+    return (claim.suite or Suite.RECOMPILE, *lowered)
+
+
+def _decides(row: StoredRow, claim: Claim) -> bool:
+    """Tell if a cell has what decides a claim: a figure that was measured, or a verdict that can be taken."""
     if claim.verdict is not None:
         # a row that is INCONCLUSIVE confirms and refutes nothing, and a CPU's only speaks of what dynamo did
-        judged = judge(cell, limits)
+        judged = judge(row.cell, row.run.info.gates)
+        if _on_gpu(row.cell):
+            return judged.verdict is not Status.INCONCLUSIVE
         by_dynamo = judged.decided_by is not None and judged.decided_by.rule.suite is Suite.RECOMPILE
-        return judged.verdict is Status.FAIL and by_dynamo if not on_gpu else judged.verdict is not Status.INCONCLUSIVE
-    figure = _deciding_figure(claim, cell)
+        return judged.verdict is Status.FAIL and by_dynamo
+    figure = _deciding_figure(claim, row.cell)
     return figure is not None and figure.value is not None and figure.kind is Kind.MEASURED
 
 
-def _newest(claim: Claim, rows: Sequence[StoredRow]) -> StoredRow | None:
-    """Choose of several cells one on a GPU, by the newest version of its suite, run last."""
+def _best(rows: Sequence[StoredRow]) -> StoredRow | None:
+    """Choose of several cells one on a GPU, of the larger model; when they were run makes no difference."""
 
-    def merit(row: StoredRow) -> tuple[bool, int, str]:
-        evidence = row.cell.evidence.get(claim.suite or Suite.RECOMPILE)
-        ran = row.cell.stored or row.cell.provenance.finished
-        return row.cell.request.device is Device.CUDA, evidence.version if evidence else 0, ran
+    def merit(row: StoredRow) -> tuple[bool, bool, str, str]:
+        return _on_gpu(row.cell), row.cell.request.workload.model == "base", row.cell.cell, row.run_name
 
     return max(rows, key=merit, default=None)
 
 
 def _deciding_figure(claim: Claim, cell: StoredCell) -> Figure | None:
     """Find the figure that a claim is held against: of the series that it names, else of the cell."""
-    if not claim.symbol:
-        return _figure(claim, cell)
+    if not claim.column:
+        return _figure(claim, cell, claim.figure)
     evidence = cell.evidence.get(Suite.SYMBOLS)
     rows = evidence.details.get("symbols", []) if evidence and evidence.outcome is Outcome.MEASURED else []
     values: list[float | None] = [row.get(claim.column) for row in rows if row.get("symbol") == claim.symbol]
     return Figure(value=values[0]) if values else None
 
 
-def _figure(claim: Claim, cell: StoredCell) -> Figure | None:
-    """Return the cell's figure; of CUDA graphs also what its graphs, compiled for CUDA without a GPU, predict."""
-    suites = (Suite.CUDAGRAPH, Suite.CUDA_LOWERING) if claim.suite is Suite.CUDAGRAPH else (claim.suite,)
-    there = [cell.evidence[suite] for suite in suites if suite in cell.evidence]
-    figures = [one.figures.get(claim.figure) for one in there if one.outcome is Outcome.MEASURED]
+def _figure(claim: Claim, cell: StoredCell, name: str) -> Figure | None:
+    there = [cell.evidence[suite] for suite in _suites(claim) if suite in cell.evidence]
+    figures = [one.figures.get(name) for one in there if one.outcome is Outcome.MEASURED]
     return next(filter(None, figures), None)
 
 
-def _on_cpu(claim: Claim, rows: Sequence[StoredRow]) -> str:
+def _on_cpu(claim: Claim, release: str, rows: Sequence[StoredRow]) -> str:
     """Say what a CPU's cell has for the figure; times and sizes of another device would only mislead."""
     if not rows:
         return f"no evidence yet: run `{command_for(claim, Device.CPU)}`"
-    with_figure = [row for row in rows if (one := _figure(claim, row.cell)) is not None and one.value is not None]
-    row = _newest(claim, with_figure)
-    figure = _figure(claim, row.cell) if row else None
+    with_figure = [row for row in rows if (one := _figure(claim, row.cell, claim.figure)) and one.value is not None]
+    row = _best(_nearest(with_figure, claim, release))
+    figure = _figure(claim, row.cell, claim.figure) if row else None
     if row is None or figure is None or figure.unit in _UNITS:
         return ""
     kind = "" if figure.kind is Kind.MEASURED else f" {figure.kind.value}"
@@ -206,7 +246,8 @@ def command_for(claim: Claim, device: Device | None = None) -> str:
     wanted = device or (Device.CUDA if claim.on == "cuda" else Device.CPU)
     if wanted is Device.CUDA:
         own = f" --data {claim.symbol}.csv --checkpoint Datadog/Toto-Open-Base-1.0@REVISION" if claim.symbol else ""
-        return f"nox -s matrix -- 'torch-2.9.0-cu128/{claim.row}' --profile production-check --device cuda{own}"
+        row = f"{claim.row}@{claim.workload}" if claim.workload else claim.row
+        return f"nox -s matrix -- 'torch-2.9.0-cu128/{row}' --profile production-check --device cuda{own}"
     return f"nox -s matrix -- 'torch-2.13.0-cpu/{claim.row}' --device cpu"
 
 
@@ -225,8 +266,8 @@ def _limit_text(limit: GateLimit, unit: str) -> str:
     return " and ".join(f"{word} {_with_unit(end, unit)}" for word, end in ends if end is not None)
 
 
-def claims_markdown(audited: Sequence[AuditedClaim]) -> str:
-    """Write the page docs/claims.md."""
+def claims_markdown(audited: Sequence[AuditedClaim], release: str) -> str:
+    """Write the page docs/claims.md; `release` is the torch of the documents."""
     counts = {finding: sum(one.finding is finding for one in audited) for finding in Finding}
     head = [
         "# Claims of the user's documents",
@@ -239,6 +280,12 @@ def claims_markdown(audited: Sequence[AuditedClaim]) -> str:
         "confirms or refutes it. Times, memory, CUDA graphs and the error of a forecast are a GPU's: there the last",
         "column is what a CPU shows meanwhile, and decides nothing. Recompiles are those of whole autoregressive",
         "forecasts at several lengths; the documents count those of forecasts of one patch, which never decode.",
+        "",
+        f"Cells of torch {release} decide, which the documents measured; where there are none, those of the newest",
+        "release. Times, memory and errors wait for production's own forecast (`production-float16`), those of BTCUSD",
+        "for a cell that was run with that series. A *recompile warning* is read as a limit that was hit: torch warns",
+        "of no other recompile, and the documents' analyzer counted no other. The number of recompiles, which torch",
+        "tells only when it is asked, stands beside it.",
         "",
         f"{len(audited)} claims: " + ", ".join(f"{number} {finding.value}" for finding, number in counts.items()) + ".",
     ]
@@ -270,8 +317,20 @@ def claims_command(runs: tuple[str, ...], results: Path) -> None:
     """Audit the claims of the user's documents by the evidence of these runs, as Markdown.
 
     Without a RUN the reference runs decide, as committed in docs/claims.md."""
-    names = runs or tuple(name for name in list_runs(results) if name.startswith("reference/"))
+    names = runs or reference_names(results)
     if not names:
         raise SelectionError(f"{results}: no reference run there", hint="name a run: `toto-compat claims latest`")
+    print_out(claims_page(results, names), end_line=False)
+
+
+def reference_names(results: Path) -> tuple[str, ...]:
+    """Name the runs that docs/claims.md is made of."""
+    return tuple(name for name in list_runs(results) if name.startswith("reference/"))
+
+
+def claims_page(results: Path, runs: Sequence[str] | None = None) -> str:
+    """Write the page by these runs; without them by the reference, as docs/claims.md is committed."""
+    names = reference_names(results) if runs is None else runs
+    file = read_claims()
     found = {name: load_run(find_run(name, results)) for name in names}
-    print_out(claims_markdown(audit(read_claims(), found)), end_line=False)
+    return claims_markdown(audit(file, found), file.release)
