@@ -2,18 +2,29 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from tests.runtimes.stub_runtime import StubRuntime, prepared
 from tests.verdict.sample_cells import cell_request
 from toto_compat.contract.request import CellRequest, Device, Limits
-from toto_compat.contract.result import CellResult, Provenance
+from toto_compat.contract.result import CellResult, Failure, Outcome, Provenance, SuiteEvidence
 from toto_compat.contract.suites import Suite
+from toto_compat.errors import EnvironmentBuildError
+from toto_compat.evidence.files import write_model
 from toto_compat.matrix.request import cell_variables
 from toto_compat.runtimes import cell_process
-from toto_compat.runtimes.cell_process import LOG_FILE, RESULT_FILE, ProcessEnd, collect_result
+from toto_compat.runtimes.cell_process import (
+    CGROUP_VARIABLE,
+    LOG_FILE,
+    RESULT_FILE,
+    ProcessEnd,
+    check_control_group,
+    collect_result,
+)
 from toto_compat.runtimes.source import CellSource
+from toto_compat.runtimes.venv import VenvRuntime
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +117,67 @@ def test_last_lines_of_a_dead_cell_are_kept(tmp_path: Path) -> None:
     result, _ = run("exit", tmp_path)
     assert result.failure is not None
     assert result.failure.last_lines == ("about to leave",)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def left_by(folder: Path, evidence: SuiteEvidence, **end: bool) -> SuiteEvidence:
+    """What becomes of the evidence that a cell leaves which ended like this."""
+    asked = request()
+    good = SuiteEvidence(suite=Suite.EQUIVALENCE, outcome=Outcome.MEASURED)
+    left = CellResult(
+        cell=asked.cell,
+        request=asked,
+        provenance=Provenance(),
+        evidence={Suite.RECOMPILE: evidence, Suite.EQUIVALENCE: good},
+    )
+    write_model(folder / RESULT_FILE, left)
+    result = collect_result(asked, folder, ProcessEnd(code=0, **end), Provenance())
+    assert result.evidence[Suite.EQUIVALENCE] == good  # nobody of it died
+    assert result.failure is None
+    return result.evidence[Suite.RECOMPILE]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "message"),
+    [
+        (Outcome.MODEL_FAILED, "exception", "A compilation subprocess exited unexpectedly"),
+        (Outcome.ERROR, "crash", "the observe group was killed by SIGKILL"),
+    ],
+)
+def test_what_a_process_killed_for_memory_leaves_behind_is_blamed_on_no_cache(
+    tmp_path: Path, outcome: Outcome, kind: Literal["exception", "crash"], message: str
+) -> None:
+    failed = SuiteEvidence(suite=Suite.RECOMPILE, outcome=outcome, failure=Failure(kind=kind, message=message))
+    assert left_by(tmp_path, failed) == failed
+    found = left_by(tmp_path, failed, killed_for_memory=True)
+    assert found.outcome is Outcome.ERROR
+    assert found.failure is not None
+    assert found.failure.kind == "out_of_memory"
+    assert message in found.failure.message
+    assert "limit of this session or job" in found.failure.message
+
+
+def test_a_neighbour_killed_for_memory_changes_nothing_of_a_crash(tmp_path: Path) -> None:
+    failure = Failure(kind="crash", message="the observe group was killed by SIGSEGV")
+    crashed = SuiteEvidence(suite=Suite.RECOMPILE, outcome=Outcome.ERROR, failure=failure)
+    assert left_by(tmp_path, crashed, killed_for_memory=True) == crashed
+
+
+def test_a_control_group_that_is_none_is_told_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setenv(CGROUP_VARIABLE, str(tmp_path / "folder"))
+    asked, said = request(), list[str]()
+    runtime = VenvRuntime(CellSource(), limits=Limits(), device=Device.CPU)
+    with pytest.raises(EnvironmentBuildError, match="cells cannot have control groups there"):
+        runtime.prepare(asked.cell.environment, asked.environment, said.append)
+    assert said == []
+    assert list((tmp_path / "folder").iterdir()) == []
+    monkeypatch.delenv(CGROUP_VARIABLE)
+    check_control_group()
 
 
 def test_suites_that_finished_before_the_cell_died_are_kept(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from toto_compat.runtimes import supervise
+from toto_compat.runtimes.cell_process import CGROUP_VARIABLE, check_control_group
 
 ROOT = Path(__file__).parents[2]
 MB = 1 << 20
@@ -320,10 +321,78 @@ def test_a_cell_in_a_control_group_is_held_to_its_memory_by_the_kernel(group: Pa
         assert supervise.OUT_OF_MEMORY_LINE in running.stderr.read()
 
 
+def test_a_control_group_that_can_be_used_is_found_so_and_left_as_it_was(
+    group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CGROUP_VARIABLE, str(group))
+    check_control_group()
+    assert [path.name for path in group.iterdir() if path.is_dir()] == []
+
+
 def test_a_cell_that_keeps_to_its_memory_never_notices_its_group(group: Path) -> None:
     with supervised("raise SystemExit(7)", memory=f"{256 * MB}@{group}") as running:
         assert running.code() == 7
         assert running.stderr.read() == ""
+
+
+def test_a_child_killed_at_a_limit_of_the_supervisors_own_group_is_told(group: Path) -> None:
+    """As on a bare host where a session, a service or a job has a limit: the cell may go on without that child."""
+    limit = next(group / name for name in ("memory.limit_in_bytes", "memory.max") if (group / name).exists())
+    inside = group / "session"
+    inside.mkdir()
+    (inside / limit.name).write_text(str(96 * MB))
+    eat = "eaten = bytearray(256 << 20); eaten[::4096] = bytes(len(eaten) // 4096)"
+    cell = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {eat!r}]).returncode == -9)"
+    enter = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(inside)]
+    try:
+        with supervised(cell, supervisor=[*enter, *BY_PATH]) as running:
+            assert running.code() == 1
+            assert supervise.KILLED_LINE in running.stderr.read()
+        with supervised("raise SystemExit(3)", supervisor=[*enter, *BY_PATH]) as running:
+            assert running.code() == 3
+            assert running.stderr.read() == ""  # what was killed before it began is none of its own
+    finally:
+        inside.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("told", "file"),
+    [
+        ("0::/user.slice/session-1.scope", "user.slice/session-1.scope/memory.events"),
+        ("0::/", "memory.events"),
+        ("0::/outside/of/this/container", "memory.events"),
+        ("9:name=systemd:/x\n4:memory:/slurm/job_7\n0::/", "memory/slurm/job_7/memory.oom_control"),
+        ("4:cpu,memory:/outside", "memory/memory.oom_control"),
+    ],
+)
+def test_the_kernels_count_is_read_where_this_process_is(tmp_path: Path, told: str, file: str) -> None:
+    proc, events = tmp_path / "cgroup", tmp_path / "mounted" / file
+    proc.write_text(f"{told}\n")
+    assert supervise.kills_around(proc, tmp_path / "mounted") == 0
+    events.parent.mkdir(parents=True)
+    events.write_text("oom 5\noom_kill_disable 0\nunder_oom 0\noom_kill 3\noom_group_kill 1\n")
+    assert supervise.kills_around(proc, tmp_path / "mounted") == 3
+    assert supervise.kills_around(tmp_path / "none", tmp_path / "mounted") == 0
+
+
+def test_an_ordinary_folder_is_no_control_group_and_nothing_is_left_in_it(tmp_path: Path) -> None:
+    with supervised("raise SystemExit(7)", memory=f"{256 * MB}@{tmp_path}") as running:
+        assert running.code() == 7
+        assert "no control group can be made there" in running.stderr.read()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cell_whose_group_cannot_be_entered_runs_without(tmp_path: Path) -> None:
+    cannot = "supervise._order = lambda file, _: (_ for _ in ()).throw(OSError(13, 'Permission denied')) if file.name"
+    script = (
+        "import sys; from toto_compat.runtimes import supervise; write = supervise._order\n"
+        f"{cannot} == 'cgroup.procs' else file.write_text(_)\nsys.exit(supervise.main(sys.argv[1:]))"
+    )
+    with supervised(
+        "raise SystemExit(7)", memory=f"{256 * MB}@{tmp_path}", supervisor=[sys.executable, "-c", script]
+    ) as running:
+        assert running.code() == 7
+        assert "cannot be entered" in running.stderr.read()
 
 
 def test_what_a_killed_supervisor_left_is_removed_by_the_next(group: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from toto_compat.contract.request import CellRequest, Origin
-from toto_compat.contract.result import CellResult, Failure, Provenance
+from toto_compat.contract.result import CellResult, Failure, Provenance, blameless
+from toto_compat.errors import EnvironmentBuildError
 from toto_compat.evidence.details import mistake_in_details
 from toto_compat.evidence.left_file import read_left_file
 from toto_compat.runtimes import supervise
@@ -41,6 +42,7 @@ class ProcessEnd:
     timed_out: bool = False
     stopped: bool = False
     over_memory: bool = False
+    killed_for_memory: bool = False  # some process of the cell, or of those that share its memory
     last_lines: tuple[str, ...] = ()
 
 
@@ -96,11 +98,13 @@ class CellProcesses:
             if process.stdin and not process.stdin.closed:
                 process.stdin.close()
         lines = tuple(last)
+        over_memory = any(line.startswith(supervise.OUT_OF_MEMORY_LINE) for line in lines)
         return ProcessEnd(
             code=process.returncode if process.returncode >= 0 else 128 - process.returncode,
             timed_out=timed_out,
             stopped=stopped and process.returncode != 0 and not timed_out,
-            over_memory=any(line.startswith(supervise.OUT_OF_MEMORY_LINE) for line in lines),
+            over_memory=over_memory,
+            killed_for_memory=over_memory or any(line.startswith(supervise.KILLED_LINE) for line in lines),
             last_lines=tuple(line for line in lines if not line.startswith("::")),
         )
 
@@ -111,6 +115,26 @@ class CellProcesses:
             running = list(self._running)
         for process in running:
             _close_stdin(process)
+
+
+def check_control_group() -> None:
+    """Find out before anything is built if cells can have control groups of their own, where the user wants that."""
+    named = os.environ.get(CGROUP_VARIABLE)
+    if not named:
+        return
+    try:
+        group = supervise.MemoryGroup(Path(named), 2**30)
+        try:
+            with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+                group.enter(process.pid)
+        finally:
+            group.remove()
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"{CGROUP_VARIABLE}={named}: cells cannot have control groups there: {error}",
+            hint="name a group that you can write to, with memory in its cgroup.subtree_control (version 2) or of the "
+            f"memory controller (version 1); or unset {CGROUP_VARIABLE}: then their memory is looked at",
+        ) from error
 
 
 def _close_stdin(process: subprocess.Popen[str]) -> None:
@@ -167,9 +191,27 @@ def collect_result(request: CellRequest, folder: Path, end: ProcessEnd, known: P
     facts |= {field: getattr(known, field) for field in Origin.model_fields}
     for field in ("started", "finished"):
         facts[field] = facts[field] or getattr(known, field)
-    return CellResult(
+    result = CellResult(
         cell=request.cell, request=request, provenance=Provenance(**facts), evidence=evidence, failure=failure
     )
+    if not end.killed_for_memory:
+        return result
+    whose = "limits.memory in matrix.yaml" if end.over_memory else "the limit of this session or job"
+    return _without_blame(result, f"a process was killed for its memory: raise {whose}, or run with --jobs 1")
+
+
+def _without_blame(result: CellResult, why: str) -> CellResult:
+    """Take back what a cell says of a process that died, or of a forecast that may have missed one, as some were killed
+    for their memory. Which ones is not told to us; what neither died nor raised stays as it is."""
+
+    def told(failure: Failure | None) -> Failure | None:
+        if failure is None or failure.kind != "crash" or "SIGKILL" not in failure.message:
+            return failure
+        return failure.model_copy(update={"kind": "out_of_memory", "message": f"{failure.message}: {why}"})
+
+    evidence = {suite: blameless(one, why) for suite, one in result.evidence.items()}
+    evidence = {suite: one.model_copy(update={"failure": told(one.failure)}) for suite, one in evidence.items()}
+    return result.model_copy(update={"evidence": evidence, "failure": told(result.failure)})
 
 
 def _read_result(path: Path, request: CellRequest) -> tuple[CellResult | None, str]:

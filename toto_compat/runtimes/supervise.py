@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 OUT_OF_MEMORY_LINE = "::supervisor out_of_memory"
+KILLED_LINE = "::supervisor killed_for_memory"  # somebody in the group that this process is in, which may hold others
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 2.0  # each look walks /proc: a share of a core that a timing loop should not feel
@@ -104,25 +105,21 @@ class MemoryGroup:
         try:
             second = (self.folder / "memory.max").exists()
             self._events = self.folder / ("memory.events" if second else "memory.oom_control")
-            (self.folder / ("memory.max" if second else "memory.limit_in_bytes")).write_text(str(limit))
+            _order(self.folder / ("memory.max" if second else "memory.limit_in_bytes"), str(limit))
             # without these a cell swaps instead, and the kernel kills one process of it and leaves the others
             for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")) if second else ():
                 with contextlib.suppress(OSError):
-                    (self.folder / name).write_text(value)
+                    _order(self.folder / name, value)
         except OSError:
             self.remove()
             raise
 
-    def enter(self) -> None:
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+    def enter(self, pid: int) -> None:
+        _order(self.folder / "cgroup.procs", str(pid))
 
     def killed_some(self) -> bool:
         """Tell if the kernel killed a process of the cell for its memory."""
-        try:
-            lines = self._events.read_text().splitlines()
-        except OSError:
-            return False
-        return any(line.split()[0] == "oom_kill" and line.split()[1] != "0" for line in lines if " " in line)
+        return (kills_told_in(self._events) or 0) > 0
 
     def remove(self) -> None:
         deadline = time.monotonic() + _GRACE_SECONDS
@@ -131,6 +128,42 @@ class MemoryGroup:
                 self.folder.rmdir()
                 return
             time.sleep(0.01)  # the kernel counts a process that has just died
+
+
+def _order(file: Path, value: str) -> None:
+    """Write into a file of the kernel's. In an ordinary folder there is none, and none is made."""
+    handle = os.open(file, os.O_WRONLY)
+    try:
+        os.write(handle, value.encode())
+    finally:
+        os.close(handle)
+
+
+def kills_told_in(events: Path) -> "int | None":
+    try:
+        lines = events.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def kills_around(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> int:
+    """Count processes that the kernel killed for memory in the group that this process is in, whoever's limit it was:
+    on a bare host that of a session, a service or a job."""
+    try:
+        lines = proc.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (mounted / "memory", "memory.oom_control") if controllers else (mounted, "memory.events")
+        # in a container the group may be mounted at the root and have another name outside
+        for folder in (root / path.lstrip("/"), root):
+            if (kills := kills_told_in(folder / name)) is not None:
+                return kills
+    return 0
 
 
 def memory_group(named: str, limit: int) -> "MemoryGroup | None":
@@ -146,7 +179,10 @@ def start(command: list[str], group: "MemoryGroup | None") -> "subprocess.Popen[
 
     def prepare() -> None:
         if group is not None:
-            group.enter()
+            try:
+                group.enter(os.getpid())
+            except OSError as error:
+                os.write(2, f"{group.folder}: cannot be entered, memory is looked at instead: {error}\n".encode())
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         with contextlib.suppress(OSError):
@@ -157,10 +193,12 @@ def start(command: list[str], group: "MemoryGroup | None") -> "subprocess.Popen[
 
 def main(arguments: list[str]) -> int:
     limit, _, named = arguments[0].partition("@")
-    group = memory_group(named, int(limit))
+    group, kills_before = memory_group(named, int(limit)), kills_around()
     try:
         return supervise(arguments[1:], int(limit), group)
     finally:
+        if kills_around() > kills_before:
+            sys.stderr.write(f"{KILLED_LINE}\n")
         if group is not None:
             group.remove()
 

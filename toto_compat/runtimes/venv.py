@@ -26,6 +26,7 @@ from toto_compat.runtimes.cell_process import (
     RESULT_FILE,
     WORK,
     CellProcesses,
+    check_control_group,
     collect_result,
 )
 from toto_compat.runtimes.gpu import check_gpus, first_gpu
@@ -96,6 +97,7 @@ class VenvRuntime:
         )
 
     def prepare(self, environment_name: str, environment: Environment, say: OnLine) -> PreparedEnvironment:
+        check_control_group()
         self._check_gpus(environment_name, environment)
         prepared = self.build(environment_name, environment, say)
         device, compiler = environment.runs_on(self._device), find_compiler()
