@@ -31,6 +31,7 @@ from toto_compat.repro.explain import (
     plan_variants,
     sentence,
     variants,
+    within_the_disk,
 )
 from toto_compat.repro.incident import Incident, RaisedForecast, load_incident
 from toto_compat.repro.outcome import Reproduction, look_at
@@ -39,10 +40,12 @@ from toto_compat.runtimes.machine import machine_identity
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.plan import key_of
 from toto_compat.runtimes.run import stored_cell
+from toto_compat.runtimes.seam import BuildNeeds
 
 ROOT = Path(__file__).parents[2]
 MATRIX = load_matrix(ROOT / "matrix.yaml")
 SHIPPED = load_incident(ROOT / "incidents" / "2025-10-30-recompile-limit.yaml")
+NEEDS = BuildNeeds(download_bytes=4 * 10**9, disk_bytes=8 * 10**9, seconds=600)
 HERE = SHIPPED.model_copy(update={"environment": "torch-2.13.0-cpu"})
 
 
@@ -198,8 +201,8 @@ def test_an_environment_that_is_not_built_is_tried_only_when_releases_are_asked_
     variant = next(one for one in found if one.change == "environment torch-2.7.0-cu126")
     spared = plan_variant(variant, ask(variant.incident), runtime, CellStore(tmp_path), builds=False)
     asked = plan_variant(variant, ask(variant.incident), runtime, CellStore(tmp_path), builds=True)
-    assert "its environment is not built" in spared.obstacle
-    assert asked.build_cost and not asked.obstacle
+    assert "its environment is not built: `--explain release` builds it, about 4 min, 4.0 GB" in spared.obstacle
+    assert asked.build and not asked.obstacle
 
 
 def test_axes_are_picked_by_name_and_a_wrong_one_is_told() -> None:
@@ -225,10 +228,57 @@ def test_dry_run_prints_the_plan_and_runs_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_plan_counts_the_build_of_an_environment_once() -> None:
-    one = PlannedVariant(Variant("", "the incident itself", HERE), ask(HERE), cost=60, build_cost=600)
+    one = PlannedVariant(Variant("", "the incident itself", HERE), ask(HERE), cost=60, build=NEEDS)
     text = plan_text(one, [replace(one, variant=Variant("mode", f"mode {name}", HERE)) for name in "ab"])
     assert "mode a: its environment is to be built, then to run, about 660 s" in text
+    assert "1 to build, about 10 min, 4.0 GB to download, 8 GB of disk at most" in text
     assert "estimated 13 min" in text
+
+
+def test_environments_that_do_not_fit_on_the_disk_together_are_left_out() -> None:
+    def planned(name: str, build: BuildNeeds | None = NEEDS) -> PlannedVariant:
+        incident = HERE.model_copy(update={"environment": name})
+        return PlannedVariant(Variant("release", name, incident), ask(incident), cost=60, build=build)
+
+    base = planned("torch-2.9.0-cu128")
+    others = [
+        planned("torch-2.9.0-cu128"),
+        planned("torch-2.8.0-cu128"),
+        planned("torch-2.7.0-cu126"),
+        planned("torch-2.13.0-cpu", None),
+    ]
+    kept = within_the_disk(base, others, 20 * 10**9)
+    assert [bool(one.obstacle) for one in kept] == [False, False, True, False]
+    assert kept[2].obstacle.startswith("no room for its environment: 20 GB are free and 24 would be taken")
+    assert "2 to build" in plan_text(base, kept)
+    assert not any(one.obstacle for one in within_the_disk(base, others, None))
+
+
+@pytest.mark.parametrize(
+    ("axes", "tried"), [(("--explain",), False), (("--explain", "all"), False), (("--explain", "release"), True)]
+)
+def test_other_releases_are_built_only_where_releases_are_named(
+    axes: tuple[str, ...], tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"torch-2.13.0-cpu", "torch-2.8.0-cu128"}
+    monkeypatch.setattr(
+        "toto_compat.runtimes.venv.VenvRuntime.lock_of", lambda _self, name, _env: "lock" if name in there else None
+    )
+    monkeypatch.setattr("toto_compat.runtimes.venv.VenvRuntime.obstacle", lambda *_: "")
+    monkeypatch.setattr("toto_compat.repro.explain.free_disk", lambda _: 10**12)
+    path = str(ROOT / "incidents" / "2025-10-30-recompile-limit.yaml")
+    where = ["--runtime", "venv", "--device", "cpu", "--environment", "torch-2.13.0-cpu", "--dry-run"]
+    run = CliRunner().invoke(repro_command, [path, *where, "--matrix", str(ROOT / "matrix.yaml"), *axes])
+    assert run.exit_code == ExitCode.OK, run.output
+    (other,) = (line for line in run.output.splitlines() if "environment torch-2.7.0-cu126" in line)
+    assert ("to be built" in other) is tried and ("is not built" in other) is not tried
+    (built,) = (line for line in run.output.splitlines() if "environment torch-2.8.0-cu128" in line)
+    assert ": to run, about" in built
+
+
+def test_productions_own_precision_is_among_those_that_are_tried() -> None:
+    tried = [one.change for one in variants(HERE, ask(HERE), MATRIX, ("precision",))]
+    assert tried == ["bfloat16", "float64", "bfloat16 autocast", "float16 autocast"]
 
 
 def test_the_explanation_is_data_as_well() -> None:

@@ -24,7 +24,15 @@ from toto_compat.repro.bundling import (
     refuse_unused,
     what_to_run,
 )
-from toto_compat.repro.explain import AXES, Explanation, axes_of, explain, explanation_as_data, explanation_as_text
+from toto_compat.repro.explain import (
+    ALL_AXES,
+    AXES,
+    Explanation,
+    axes_of,
+    explain,
+    explanation_as_data,
+    explanation_as_text,
+)
 from toto_compat.repro.incident import Incident, check_names, load_incident, wanted
 from toto_compat.repro.outcome import Reproduction, Verdict, describe_parts
 from toto_compat.repro.pins import is_pinned
@@ -71,9 +79,10 @@ class Minutes(click.FloatRange):
     "--explain",
     "axes",
     is_flag=False,
-    flag_value="all",
+    flag_value=ALL_AXES,
     metavar="[AXES]",
-    help=f"Then change one thing at a time and say what ends it. Which: {','.join(AXES)}.  [default: all]",
+    help=f"Then change one thing at a time and say what ends it. Which: {','.join(AXES)}; `release` builds environments"
+    " that are not there, all of them do not.  [default: all]",
 )
 @click.option("--dry-run", is_flag=True, help="With --explain, print the plan and stop.")
 @click.option("--stored", is_flag=True, help="Take a result that is stored, if there is one, instead of running it.")
@@ -126,7 +135,7 @@ def repro_command(
     options = Bundling(**bundling)
     running = {"--cache": cache, "--environment": environment, "--explain": axes, "--stored": stored, "--json": as_json}
     refuse_unused(words, options, running)
-    if not words and axes not in (None, "all"):
+    if not words and axes not in (None, ALL_AXES):
         raise click.UsageError(f"--explain {axes}: the incident comes before --explain")
     if options.bundle and axes is not None:
         raise click.UsageError("--bundle holds one run and --explain makes many: name one of them")
@@ -189,7 +198,8 @@ def run_incident(
     def ask(variant: Incident) -> CellRequest:
         return incident_request(variant, folder, matrix, matrix_path, **where)
 
-    explanation = explain(as_run, ask, runtime, matrix, wanted_axes, dry_run=dry_run)
+    builds = axes != ALL_AXES and "release" in wanted_axes
+    explanation = explain(as_run, ask, runtime, matrix, wanted_axes, builds=builds, dry_run=dry_run)
     if explanation is not None:
         show_explanation(explanation, as_json=as_json)
 

@@ -1,7 +1,8 @@
 """What ends an incident: one thing is changed at a time, and the smallest change without the symptom is named."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tabulate import tabulate
@@ -20,7 +21,7 @@ from toto_compat.repro.reproduce import reproduce_in
 from toto_compat.runtimes.open import RuntimeName, open_runtime
 from toto_compat.runtimes.plan import estimate, key_of
 from toto_compat.runtimes.progress import say
-from toto_compat.runtimes.seam import Runtime
+from toto_compat.runtimes.seam import BuildNeeds, Runtime
 from toto_compat.verdict.judge import one_line
 
 # From the smallest change of a running service to the largest.
@@ -32,11 +33,13 @@ AXES: Mapping[str, str] = {
     "cache": "the KV cache",
     "release": "the torch release",
 }
+ALL_AXES = "all"
 _PRECISIONS: tuple[dict[str, str | None], ...] = (
     {"dtype": "float32", "autocast": None},
     {"dtype": "bfloat16", "autocast": None},
     {"dtype": "float64", "autocast": None},
     {"dtype": "float32", "autocast": "bfloat16"},
+    {"dtype": "float32", "autocast": "float16"},
 )
 _SETTINGS = ("capture_scalar_outputs", "recompile_limit", "accumulated_recompile_limit")
 
@@ -56,15 +59,19 @@ class Variant:
 class PlannedVariant:
     """A variant with what it takes: `cost` in seconds, 0 if its result is stored; `obstacle` says why it cannot run.
 
-    `build_cost` is that of its environment where that is not there; others may have the same one.
+    `build` is what its environment takes where that is not there; others may have the same one.
     """
 
     variant: Variant
     request: CellRequest | None
     cost: float = 0.0
     stored: str = ""
-    build_cost: float = 0.0
+    build: BuildNeeds | None = None
     obstacle: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return self.cost + (self.build.seconds if self.build else 0.0)
 
     @property
     def state(self) -> str:
@@ -72,8 +79,8 @@ class PlannedVariant:
             return self.obstacle
         if self.stored:
             return f"stored {self.stored}"
-        build = "its environment is to be built, then " if self.build_cost else ""
-        return f"{build}to run, about {self.cost + self.build_cost:.0f} s"
+        build = "its environment is to be built, then " if self.build else ""
+        return f"{build}to run, about {self.seconds:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -103,8 +110,8 @@ class Explanation:
 
 
 def axes_of(text: str) -> tuple[str, ...]:
-    """Read the axes that --explain names; 'all' is every one of them."""
-    if text == "all":
+    """Read the axes that --explain names; 'all' is every one of them, as far as nothing has to be built for it."""
+    if text == ALL_AXES:
         return tuple(AXES)
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
@@ -126,17 +133,20 @@ def explain(
     matrix: Matrix,
     axes: Sequence[str],
     *,
+    builds: bool = False,
     dry_run: bool = False,
 ) -> Explanation | None:
     """Run the incident and its variants, stored evidence first; the plan is printed before anything is run.
 
-    Every cell is stored when it ends, so that a run that was broken off goes on where it was.
+    Every cell is stored when it ends, so that a run that was broken off goes on where it was. With `builds` also in
+    environments of other releases that are not there.
     """
     request = ask(incident)
     runtime = open_runtime(runtime_name, limits=matrix.limits, device=request.device, say=say)
     store = CellStore(cache_folder() / "evidence")
-    planned = plan_variants(variants(incident, request, matrix, axes), ask, runtime, store, builds="release" in axes)
     base = plan_variant(Variant("", "the incident itself", incident), request, runtime, store)
+    planned = plan_variants(variants(incident, request, matrix, axes), ask, runtime, store, builds=builds)
+    planned = within_the_disk(base, planned, free_disk(runtime))
     say(plan_text(base, planned))
     if dry_run:
         return None
@@ -211,7 +221,7 @@ def plan_variants(
             planned.append(plan_variant(variant, ask(variant.incident), runtime, store, builds=builds))
         except TotoCompatError as error:
             planned.append(PlannedVariant(variant, None, obstacle=one_line(error.message)))
-    return sorted(planned, key=lambda one: (bool(one.obstacle), one.cost + one.build_cost))
+    return sorted(planned, key=lambda one: (bool(one.obstacle), one.seconds))
 
 
 def plan_variant(
@@ -226,12 +236,50 @@ def plan_variant(
     seconds, _ = estimate([request], store, jobs=1)
     if lock is not None:
         return PlannedVariant(variant, request, cost=seconds)
-    needs = runtime.needs(name, environment)
+    build = runtime.needs(name, environment)
     # an incident's own stack is locked when it is built: that it has no lock yet stands in nobody's way
     obstacle = "" if is_pinned(name) else one_line(runtime.obstacle(name, environment))
     if not obstacle and not builds and not is_pinned(name):
-        obstacle = f"its environment is not built ({needs.disk_bytes / 1e9:.0f} GB)"
-    return PlannedVariant(variant, request, cost=seconds, build_cost=needs.seconds, obstacle=obstacle)
+        obstacle = f"its environment is not built: `--explain release` builds it, {_built_text([build])}"
+    return PlannedVariant(variant, request, cost=seconds, build=build, obstacle=obstacle)
+
+
+def free_disk(runtime: Runtime) -> int | None:
+    """Return the free bytes where environments are built; None where an engine has a place of its own for them."""
+    return None if runtime.name == "docker" else shutil.disk_usage(cache_folder()).free
+
+
+def within_the_disk(base: PlannedVariant, planned: Sequence[PlannedVariant], free: int | None) -> list[PlannedVariant]:
+    """Leave out variants whose environments do not fit on the disk beside those before them, which all stay there."""
+    if free is None:
+        return list(planned)
+    taken = _to_build([base])
+    kept = []
+    for one in planned:
+        with_it = taken | _to_build([one])
+        if _disk(with_it.values()) > free and len(with_it) > len(taken):
+            told = f"{free / 1e9:.0f} GB are free and {_disk(with_it.values()) / 1e9:.0f} would be taken"
+            kept.append(replace(one, obstacle=f"no room for its environment: {told}; `toto-compat prune` makes some"))
+        else:
+            taken = with_it
+            kept.append(one)
+    return kept
+
+
+def _to_build(planned: Iterable[PlannedVariant]) -> dict[str, BuildNeeds]:
+    """Return what is to be built, each environment once."""
+    can_run = [one for one in planned if not one.obstacle]
+    return {one.request.cell.environment: one.build for one in can_run if one.request and one.build}
+
+
+def _disk(builds: Iterable[BuildNeeds]) -> int:
+    return sum(build.disk_bytes for build in builds)
+
+
+def _built_text(builds: Collection[BuildNeeds]) -> str:
+    minutes = max(1.0, sum(build.seconds for build in builds) / 60)
+    downloads, disk = sum(build.download_bytes for build in builds) / 1e9, _disk(builds) / 1e9
+    return f"about {minutes:.0f} min, {downloads:.1f} GB to download, {disk:.0f} GB of disk at most"
 
 
 def plan_text(base: PlannedVariant, planned: Sequence[PlannedVariant]) -> str:
@@ -239,9 +287,10 @@ def plan_text(base: PlannedVariant, planned: Sequence[PlannedVariant]) -> str:
     lines = [f"{base.variant.change}: {base.state}"]
     lines += [f"  {one.variant.change}: {one.state}" for one in planned]
     to_run = [base, *(one for one in planned if not one.obstacle)]
-    builds = {one.request.cell.environment: one.build_cost for one in to_run if one.request}
-    seconds = sum(one.cost for one in to_run) + sum(builds.values())
-    if seconds:
+    builds = _to_build(to_run).values()
+    if builds:
+        lines.append(f"  {len(builds)} to build, {_built_text(builds)}; `toto-compat prune` removes them")
+    if seconds := sum(one.cost for one in to_run) + sum(build.seconds for build in builds):
         lines.append(
             f"  estimated {seconds / 60:.0f} min; what is finished is stored, the same command goes on from there"
         )
