@@ -169,6 +169,23 @@ def test_of_two_references_of_one_release_the_newer_run_counts(tmp_path: Path) -
     assert cell.gates[Gate.GRAPH_BREAKS].value == 3.0
 
 
+def test_a_later_reference_of_another_workload_takes_no_rows_place(tmp_path: Path) -> None:
+    """Production's forecast has a row fixed_size/default too, and is run after quick's."""
+    asked = good_result().request
+    other = good_result()
+    other = other.model_copy(
+        update={"request": asked.model_copy(update={"workload": Workload(model="base", context=(256, 512))})}
+    )
+    store_run(tmp_path, "reference/cpu", [good_result()], started="2026-11-16T10:00:00Z")
+    store_run(tmp_path, "reference/production", [other], started="2026-11-17T10:00:00Z")
+    newest = (tmp_path, None, Version("2.14.1"), Device.CPU)
+    [cell] = reference_cells(*newest, [asked.workload])
+    assert cell.result.request.workload == asked.workload
+    [cell] = reference_cells(*newest, [other.request.workload])
+    assert cell.result.request.workload == other.request.workload
+    assert len(reference_cells(*newest, [Workload(seed=1)])) == 1, "to be told why it is not compared"
+
+
 def test_no_reference_for_the_device_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     store_run(tmp_path, "reference/cpu", [good_result()])
     with pytest.raises(SelectionError, match="no run on cuda") as caught:

@@ -60,8 +60,8 @@ def observe(cell: StoredCell, criterion: Criterion, source: str) -> Observation:
 
 
 def _as_it_always_ends(cell: StoredCell) -> StoredCell:
-    """Take the counts of a cell for whole that ends early whatever is demanded of it, since its announced shapes compile
-    after the warm-up or dynamo gave a function up: so it ends on every release, after the same forecasts."""
+    """Take the counts of a cell for whole that ends early whatever is demanded of it, since its announced shapes
+    compile after the warm-up or dynamo gave a function up: so it ends on every release, after the same forecasts."""
     evidence = cell.evidence.get(Suite.RECOMPILE)
     if evidence is None or not evidence.skipped:
         return cell

@@ -11,6 +11,7 @@ from toto_compat.errors import ExitCode
 from toto_compat.releases.difference import ReasonChange, new_reasons
 from toto_compat.verdict.comparison import Change, RowChange, compare_row
 from toto_compat.verdict.judge import JudgedCell, Status
+from toto_compat.verdict.without_gpu import known_without_gpu
 
 _LOWERED = ("graphs", "captured_whole", "partitions", "captured_partitions", "kernels", "spilling_kernels")
 
@@ -44,6 +45,20 @@ class UpgradeRow:
     def got_worse(self) -> bool:
         """Tell if a row that can be used has a figure that is worse beyond noise; what fails anyway does not count."""
         return self.change.after is Status.PASS and self.change.change is Change.REGRESSED
+
+    @property
+    def is_wrong_on_cuda(self) -> bool:
+        """Tell if its code for CUDA, executed without a GPU, forecast something else than eager: no gate knows that."""
+        known = known_without_gpu(self.after.result)
+        return self.change.after is Status.PASS and known is not None and known.right is False
+
+    @property
+    def look_at(self) -> str:
+        """Say what to look at first of a row that passes; empty where nothing is worse."""
+        told = [self.change.text] if self.got_worse else []
+        return "; ".join(
+            [*told, "its code for CUDA forecasts wrongly (interpreted)"] if self.is_wrong_on_cuda else told
+        )
 
     @property
     def is_unknown(self) -> bool:
@@ -109,7 +124,7 @@ class Upgrade:
             return Advice.UNKNOWN
         if all(row.before is None for row in self.rows):
             return Advice.UNKNOWN
-        return Advice.LOOK if any(row.got_worse for row in self.rows) else Advice.UPGRADE
+        return Advice.LOOK if any(row.look_at for row in self.rows) else Advice.UPGRADE
 
     @property
     def exit_code(self) -> ExitCode:
@@ -182,6 +197,9 @@ def lowering_lines(row: UpgradeRow) -> Iterator[str]:
         yield f"{row.name} for {name}: {figures}"
         for error, count in dict(found.get("errors") or {}).items():
             yield f"{row.name} for {name}: {count} graphs cannot be compiled: {error}"
+    known = known_without_gpu(row.after.result)
+    if known is not None and known.executed:
+        yield f"{row.name}: {known.executed}"
 
 
 def _architectures(cell: CellResult) -> dict[str, Mapping[str, Any]]:
@@ -237,7 +255,9 @@ def upgrade_lines(upgrade: Upgrade, *, all_defaults: bool = False) -> list[str]:
     lines += _section("new reasons of the compiler", reasons or ["none"])
     lines += _section("torch's own defaults that moved", _default_lines(upgrade.defaults, all_defaults))
     lowered = [line for row in upgrade.rows for line in lowering_lines(row)]
-    lines += _section("compiled for CUDA without a GPU (predicted)", lowered or ["not tried: no CUDA build ran here"])
+    lines += _section(
+        "compiled for CUDA without a GPU (predicted, interpreted)", lowered or ["not tried: no CUDA build ran here"]
+    )
     times = [line for row in upgrade.rows for line in time_lines(row)]
     lines += _section("compile time and speed", times or ["not measured"])
     lines += [*upgrade.notes, f"recommendation: {_recommendation(upgrade)}"]
@@ -277,7 +297,7 @@ def _recommendation(upgrade: Upgrade) -> str:
             )
             return f"it is not known whether torch {upgrade.release} can be taken: {told}"
         case Advice.LOOK:
-            worse = "; ".join(f"{row.name}: {row.change.text}" for row in upgrade.rows if row.got_worse)
+            worse = "; ".join(f"{row.name}: {row.look_at}" for row in upgrade.rows if row.look_at)
             return f"torch {upgrade.release} still passes what passed before, but look at this first: {worse}"
         case Advice.UPGRADE:
             passing = [row.name for row in upgrade.rows if row.change.after is Status.PASS]

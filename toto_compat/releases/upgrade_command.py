@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import click
 from packaging.version import Version
 
 from toto_compat.contract.cell_name import CellName
-from toto_compat.contract.request import Device
+from toto_compat.contract.request import Device, Workload, suites_here
+from toto_compat.contract.suites import Suite
 from toto_compat.environments.package_index import index_settings
 from toto_compat.errors import ExitCode, SelectionError, StorageError
 from toto_compat.evidence.files import cache_folder, check_writable, write_atomically
@@ -29,7 +31,7 @@ from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.interrupt import sigterm_as_interrupt
 from toto_compat.runtimes.open import open_runtime
 from toto_compat.runtimes.progress import print_out, say
-from toto_compat.verdict.judge import JudgedCell
+from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.judged_run import judge_run
 
 
@@ -46,6 +48,11 @@ from toto_compat.verdict.judged_run import judge_run
 )
 @click.option(
     "--reference", metavar="RUN", help="A run to compare with.  [default: the newest release of the references]"
+)
+@click.option(
+    "--without-interpreter",
+    is_flag=True,
+    help="Do not execute the code for CUDA in Triton's interpreter: about 13 minutes for a row that does not fail.",
 )
 @click.option("--keep", is_flag=True, help="Keep the release in matrix.yaml, with its lock.")
 @click.option("--keep-environment", is_flag=True, help="Do not remove the virtualenv that was built for the check.")
@@ -92,9 +99,10 @@ def newest_new_release(path: Path, asked: dict[str, Any]) -> Version | None:
 def check_release(path: Path, named: Version, asked: dict[str, Any]) -> Upgrade:
     """Run the release's rows and compare them; everything that is printed comes from what is stored afterwards."""
     version = Version(named.public)
-    named_profile(load_matrix(path), asked["profile"])
+    shipped = load_matrix(path)
+    workloads = [shipped.workloads[name] for name in named_profile(shipped, asked["profile"]).workloads]
     device = choose_device(asked["device"])
-    before = reference_cells(asked["results"], asked["reference"], version, device)
+    before = reference_cells(asked["results"], asked["reference"], version, device, workloads)
     matrix, name, notes = matrix_with(path, named, device, asked)
     cells = rows_to_run(matrix, name, asked["rows"], asked["profile"])
     runtime = open_runtime("venv", limits=matrix.limits, device=device)
@@ -102,18 +110,65 @@ def check_release(path: Path, named: Version, asked: dict[str, Any]) -> Upgrade:
     own = Asked(tuple(cells), profile=asked["profile"], run=run_name, results=asked["results"])
     try:
         with pruned_after(matrix, name, runtime, keep=asked["keep_environment"]):
-            run = run_cells(
-                matrix, path, cells, own, device=device, runtime=runtime, store=CellStore(cache_folder() / "evidence")
+            store = CellStore(cache_folder() / "evidence")
+            may_interpret = not asked["without_interpreter"] and suites_here(
+                (Suite.CUDA_EQUIVALENCE,), matrix.environments[name], device
             )
+            if may_interpret:
+                say("then the code for CUDA of what does not fail is executed in Triton's interpreter, 13 min a row")
+            run = run_cells(matrix, path, cells, own, device=device, runtime=runtime, store=store)
+            after = judge_run(run).cells
+            if may_interpret and (worth_it := rows_to_interpret(after)):
+                executed = run_cells(
+                    only_interpreting(matrix, own.profile),
+                    path,
+                    worth_it,
+                    replace(own, run=f"{run_name}-interpreted"),
+                    device=device,
+                    runtime=runtime,
+                    store=store,
+                )
+                after = with_evidence_of(after, executed)
     except KeyboardInterrupt:
         runtime.stop()
         raise
     older = {cell.result.request.environment.torch for cell in before}
     defaults = moved_between(older.pop(), str(version)) if len(older) == 1 else None
-    upgrade = compare_release(str(version), judge_run(run).cells, before, defaults=defaults, notes=tuple(notes))
+    upgrade = compare_release(str(version), after, before, defaults=defaults, notes=tuple(notes))
     write_atomically(run.folder / "upgrade.txt", "\n".join(upgrade_lines(upgrade, all_defaults=True)) + "\n")
     say(f"run: {run.folder}")
     return upgrade
+
+
+def rows_to_interpret(cells: Sequence[JudgedCell]) -> list[CellName]:
+    """The rows whose code for CUDA is worth minutes: those that do not fail."""
+    return [
+        cell.result.cell
+        for cell in cells
+        if cell.verdict is not Status.FAIL
+        and not cell.result.could_not_run
+        and Suite.CUDA_EQUIVALENCE not in cell.result.evidence
+    ]
+
+
+def only_interpreting(matrix: Matrix, profile: str) -> Matrix:
+    """The matrix with a profile of the same name that executes code for CUDA and does nothing else."""
+    own = matrix.profiles[profile].model_copy(update={"suites": (Suite.CUDA_EQUIVALENCE,)})
+    return matrix.model_copy(update={"profiles": {**matrix.profiles, profile: own}})
+
+
+def with_evidence_of(cells: Sequence[JudgedCell], run: Run) -> tuple[JudgedCell, ...]:
+    """Add what a second run found out about the same rows; it decides no gate."""
+    found = {cell.cell: cell.evidence for cell in run.cells}
+    return tuple(
+        replace(
+            cell,
+            result=cell.result.model_copy(
+                update={"evidence": {**cell.result.evidence, **found.get(cell.result.cell, {})}}
+            ),
+        )
+        for cell in cells
+    )
 
 
 def matrix_with(path: Path, named: Version, device: Device, asked: dict[str, Any]) -> tuple[Matrix, str, list[str]]:
@@ -153,8 +208,14 @@ def rows_to_run(matrix: Matrix, environment: str, rows: Sequence[str], profile: 
     ]
 
 
-def reference_cells(results: Path, named: str | None, version: Version, device: Device) -> list[JudgedCell]:
-    """The judged cells to compare with: of a named run, or of the newest release that the references have."""
+def reference_cells(
+    results: Path, named: str | None, version: Version, device: Device, workloads: Sequence[Workload] = ()
+) -> list[JudgedCell]:
+    """The judged cells to compare with: of a named run, or of the newest release that the references have.
+
+    Runs of the reference have rows of one name and of different workloads: others than `workloads` count only where
+    there are none of these.
+    """
     if named is not None:
         return [cell for cell in judge_run(load_run(find_run(named, results))).cells if _is_for(cell, device)]
     cells = [
@@ -163,6 +224,7 @@ def reference_cells(results: Path, named: str | None, version: Version, device: 
         for cell in judge_run(run).cells
         if _is_for(cell, device) and Version(cell.result.request.environment.torch) != version
     ]
+    cells = [cell for cell in cells if cell.result.request.workload in workloads] or cells
     releases = {Version(cell.result.request.environment.torch) for cell in cells}
     older = {one for one in releases if one < version}
     if not releases:
