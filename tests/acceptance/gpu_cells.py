@@ -9,6 +9,7 @@ from tests.verdict.stored_runs import store_run
 from toto_compat.acceptance import sabotages
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.log_line import normalise_reason
 from toto_compat.contract.request import CacheRequest, CompileSettings, Device
 from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
@@ -20,7 +21,7 @@ from toto_compat.matrix.gates import Gate
 MUTATED = "mutated inputs (8 instances)"
 CAPTURED = [{"nodes": 90, "captured": True}]
 SPLIT = [{"nodes": 9, "captured": True}, {"nodes": 1, "captured": False}]
-STEP = {"launches": 1, "captures": 0, "replays": 1, "recordings": 0}
+STEP = {"index": 1, "launches": 1, "captures": 0, "replays": 1, "recordings": 0}
 
 
 def cell_of(name: str, evidence: dict[Suite, SuiteEvidence], *, on_gpu: bool = True, **changes: Any) -> CellResult:
@@ -37,9 +38,11 @@ def cell_of(name: str, evidence: dict[Suite, SuiteEvidence], *, on_gpu: bool = T
     return CellResult(cell=cell, request=request, provenance=told, evidence=evidence)
 
 
-def _reasons(refused: int) -> tuple[Event, ...]:
+def _reasons(refused: int, *, logged: bool) -> tuple[Event, ...]:
+    """As lowering notes down what torch said, or as it is read from torch's log on the device."""
+    told = normalise_reason(MUTATED) if logged else MUTATED
     event = Event(
-        kind=EventKind.CUDAGRAPH_SKIP, severity=Severity.WARNING, reason=MUTATED, normalised_reason=MUTATED, count=8
+        kind=EventKind.CUDAGRAPH_SKIP, severity=Severity.WARNING, reason=MUTATED, normalised_reason=told, count=8
     )
     return (event,) if refused else ()
 
@@ -50,13 +53,15 @@ def lowered(name: str, *, refused: int = 0, partitions: Sequence[dict[str, Any]]
         suite=Suite.CUDA_LOWERING,
         outcome=Outcome.MEASURED,
         figures={"cudagraphs": Figure(value=refused, kind=Kind.PREDICTED)},
-        events=_reasons(refused),
+        events=_reasons(refused, logged=False),
         details={"graphs": [{"number": 0, "partitions": list(partitions)}], "architectures": []},
     )
     return cell_of(name, {Suite.CUDA_LOWERING: found}, on_gpu=False, lower_only=True)
 
 
-def on_device(name: str, *, refused: int = 0, partitions: Sequence[bool] = (True,), syncs: int = 1) -> CellResult:
+def on_device(
+    name: str, *, refused: int = 0, partitions: Sequence[bool] = (True,), syncs: int = 1, sampled_syncs: int = 1
+) -> CellResult:
     """What the CUDA graph suite leaves on a GPU."""
     without_replay = Figure(value=refused, method="of 5 decode steps after warm-up")
     found = SuiteEvidence(
@@ -66,9 +71,10 @@ def on_device(name: str, *, refused: int = 0, partitions: Sequence[bool] = (True
             "cudagraphs": Figure(value=refused),
             "steps_without_replay": without_replay,
             "host_syncs": Figure(value=syncs),
+            "host_syncs_sampled": Figure(value=sampled_syncs),
         },
-        events=_reasons(refused),
-        details={"steps": [STEP] * 6, "partitions": [list(partitions)]},
+        events=_reasons(refused, logged=True),
+        details={"steps": [STEP] * 6, "sampled_steps": [STEP] * 6, "partitions": [list(partitions)]},
     )
     return cell_of(name, {Suite.CUDAGRAPH: found})
 

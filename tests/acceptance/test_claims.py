@@ -23,6 +23,8 @@ from toto_compat.acceptance.campaign import About, Campaign, Ended, StepName, St
 from toto_compat.acceptance.claims import Claim, Evidence, claims_of, partitions_text
 from toto_compat.acceptance.sabotages import ALL
 from toto_compat.acceptance.trials import FIXED_SIZE, WHOLE_MODELS, replay_of
+from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.contract.log_line import normalise_reason
 from toto_compat.contract.result import CellResult, Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate
@@ -71,7 +73,7 @@ def claim(found: Evidence, words: str) -> Claim:
 def test_a_gpu_that_does_as_predicted_holds_every_claim_and_each_says_what_predicted_it() -> None:
     claims = claims_of(evidence())
     assert {one.ended for one in claims} == {Ended.HELD}, claims
-    assert len(claims) == 10
+    assert len(claims) == 11
     assert all(one.predicted and one.by and one.found for one in claims)
 
 
@@ -97,10 +99,45 @@ def test_productions_caches_are_told_with_torchs_reasons_on_both_sides() -> None
     told = claim(evidence(), "list_index")
     assert MUTATED in told.predicted
     assert MUTATED in told.found
+    assert told.ended is Ended.HELD
+
+
+@pytest.mark.parametrize(
+    ("on_the_device", "ended"),
+    [
+        ("mutated inputs (22 instances)", Ended.HELD),  # as many as that run of torch's log counted
+        ("cpu ops", Ended.HELD),  # lowering names the operation, the log does not
+        ("non-Tensor inputs", Ended.BROKEN),
+    ],
+)
+def test_the_same_reason_is_the_same_in_both_wordings(on_the_device: str, ended: Ended) -> None:
+    def saying(cell: CellResult, suite: Suite, *reasons: str, normalised: bool) -> CellResult:
+        events = [
+            Event(
+                kind=EventKind.CUDAGRAPH_SKIP,
+                severity=Severity.WARNING,
+                reason=reason,
+                normalised_reason=normalise_reason(reason) if normalised else reason,
+            )
+            for reason in reasons
+        ]
+        return with_suite(cell, suite, cell.evidence[suite].model_copy(update={"events": tuple(events)}))
+
+    compiled = saying(
+        lowered(WHOLE[0], refused=8), Suite.CUDA_LOWERING, MUTATED, "cpu ops (aten.select.int)", normalised=False
+    )
+    run = saying(on_device(WHOLE[0], refused=8), Suite.CUDAGRAPH, on_the_device, normalised=True)
+    found = replace(evidence(), lowered=[compiled], on_device=[run])
+    assert claim(found, "list_index").ended is ended
 
 
 def test_a_forecast_that_waits_for_the_gpu_in_its_steps_breaks_the_claim() -> None:
-    assert claim(evidence(device=on_device(STATIC, syncs=9)), "waits for the GPU").ended is Ended.BROKEN
+    in_the_mean = evidence(device=on_device(STATIC, syncs=9))
+    assert claim(in_the_mean, "a mean forecast waits for the GPU").ended is Ended.BROKEN
+    assert claim(in_the_mean, "a sampled forecast waits for the GPU").ended is Ended.HELD
+    drawn = evidence(device=on_device(STATIC, sampled_syncs=9))
+    assert claim(drawn, "a mean forecast waits for the GPU").ended is Ended.HELD
+    assert claim(drawn, "a sampled forecast waits for the GPU").ended is Ended.BROKEN
 
 
 def test_a_wrong_forecast_on_the_device_breaks_what_the_interpreter_said() -> None:

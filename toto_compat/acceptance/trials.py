@@ -236,7 +236,7 @@ def on_device(acceptance: Acceptance) -> Found:
 
 
 def replay_of(result: CellResult) -> tuple[Ended, str]:
-    """Tell whether every step of a warm forecast replayed a CUDA graph that had been captured before."""
+    """Tell whether every step of warm forecasts replayed a CUDA graph that had been captured before."""
     evidence = result.evidence.get(Suite.CUDAGRAPH)
     figure = evidence.figures.get("steps_without_replay") if evidence else None
     if evidence is None or evidence.outcome is not Outcome.MEASURED or figure is None or figure.value is None:
@@ -244,7 +244,7 @@ def replay_of(result: CellResult) -> tuple[Ended, str]:
         why = failure.message if failure else figure.missing if figure else "no replay was looked for: no GPU was used"
         how = Ended.BROKEN if evidence and evidence.outcome is Outcome.MODEL_FAILED else Ended.NOT_SHOWN
         return how, why
-    steps = evidence.details.get("steps", [])
+    steps = [*evidence.details.get("steps", []), *evidence.details.get("sampled_steps", [])]
     if figure.value:
         return Ended.BROKEN, f"{figure.value:g} steps replayed no graph ({figure.method})"
     return Ended.HELD, f"captured and replayed, by both witnesses ({len(steps)} steps seen; {figure.method})"
