@@ -102,6 +102,39 @@ def test_a_graph_that_is_not_taken_is_told_with_its_reason_and_line() -> None:
     assert "mutated inputs (2 instances) (toto/model/util.py:119)" in known.text
 
 
+def test_what_torch_could_not_compile_is_told_apart_from_what_cuda_graphs_refuse() -> None:
+    rows = [
+        {
+            "architecture": "sm_90",
+            "graphs": 5,
+            "lowered": 3,
+            "captured_whole": 3,
+            "errors": {"PTXASError: no such instruction": 2},
+        }
+    ]
+    figure = Figure(value=None, kind=Kind.PREDICTED, missing="2 of 5 graphs could not be compiled")
+    lowered = lowered_evidence(figures={"cudagraphs": figure}, details={"architectures": rows})
+    known = known_without_gpu(lowered_cell(lowered))
+    assert known is not None
+    assert "would take 3 of 3 graphs whole (predicted), 2 more could not be compiled: PTXASError: no such" in known.text
+    assert "the rest not" not in known.text
+
+
+def test_a_forecast_whose_graphs_ran_on_the_cpu_in_part_is_not_called_right() -> None:
+    whole = executed_evidence()
+    executed = Figure(value=3, kind=Kind.INTERPRETED, method="of 5 graphs")
+    details = {"not_lowered": ["PTXASError: no such instruction"]}
+    partly = whole.model_copy(update={"figures": {**whole.figures, "graphs_executed": executed}, "details": details})
+    known = known_without_gpu(lowered_cell(lowered_evidence(), partly))
+    assert known is not None
+    assert known.right is None
+    assert known.not_measured.startswith("the values of its forecasts")
+    told = "executed in part in Triton's interpreter, 3 of 5 graphs, the others on the CPU (PTXASError: no such"
+    assert told in known.text
+    wrong = partly.model_copy(update={"figures": executed_evidence(40.0).figures})
+    assert (known_without_gpu(lowered_cell(lowered_evidence(), wrong)) or known).right is False
+
+
 def test_wrong_numbers_are_told_as_wrong() -> None:
     known = known_without_gpu(lowered_cell(lowered_evidence(), executed_evidence(40.0)))
     assert known is not None

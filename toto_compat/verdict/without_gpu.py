@@ -1,6 +1,7 @@
 """What is known of CUDA where no GPU was used: compiled for described GPUs, executed in an interpreter; no verdict."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ class KnownWithoutGpu:
     compiled: str
     executed: str
     objections: int | None  # graphs that CUDA graphs would not take whole; None: not known
-    right: bool | None  # None: not executed
+    right: bool | None  # None: not executed, or in part
 
     @property
     def not_measured(self) -> str:
@@ -43,6 +44,8 @@ def known_without_gpu(result: CellResult) -> KnownWithoutGpu | None:
     value = figure.value if figure else None
     ratio = executed.figures.get("cuda_equivalence") if executed else None
     right = ratio.value <= _RIGHT if ratio and ratio.value is not None else None
+    if right and executed is not None and _left_out(executed):
+        right = None
     if executed is not None and executed.outcome is Outcome.MODEL_FAILED:
         right = False
     return KnownWithoutGpu(
@@ -68,12 +71,19 @@ def _compiled_text(lowered: SuiteEvidence) -> str:
     rows = lowered.details.get("architectures", [])
     names = _listed([str(row["architecture"]) for row in rows])
     graphs = max((int(row["graphs"]) for row in rows), default=0)
+    done = min((int(row.get("lowered", row["graphs"])) for row in rows), default=0)
     whole = min((int(row["captured_whole"]) for row in rows), default=0)
-    text = f"compiled for {names} without a GPU, CUDA graphs would take {whole} of {graphs} graphs whole (predicted)"
+    text = f"compiled for {names} without a GPU, CUDA graphs would take {whole} of {done} graphs whole (predicted)"
     first = next(iter(lowered.events), None)
-    if whole < graphs and first is not None:
+    if whole < done and first is not None:
         where = f" ({first.file}:{first.line})" if first.file and first.line is not None else ""
         text += f", the rest not: {first.reason}{where}"
+    if done < graphs:
+        errors: Counter[str] = Counter()
+        for row in rows:
+            errors |= Counter(row.get("errors", {}))
+        told = errors.most_common(1)[0][0] if errors else "no reason was recorded"
+        text += f", {graphs - done} more could not be compiled: {told}"
     return text
 
 
@@ -87,7 +97,19 @@ def _executed_text(executed: SuiteEvidence | None) -> str:
     if figure is None or figure.value is None:
         return f"not executed: {figure.missing if figure else 'no figure'}"
     verdict = "right" if figure.value <= _RIGHT else "WRONG"
-    return f"executed in Triton's interpreter and {verdict} ({figure.value:.2g} of eager's own noise, interpreted)"
+    noise = f"({figure.value:.2g} of eager's own noise, interpreted)"
+    if left_out := _left_out(executed):
+        done = executed.figures.get("graphs_executed")
+        told = f"{done.value:g} {done.method}" if done and done.value is not None else "some graphs"
+        others = f"the others on the CPU ({left_out[0]})"
+        return f"executed in part in Triton's interpreter, {told}, {others}: {verdict} so far as that goes {noise}"
+    return f"executed in Triton's interpreter and {verdict} {noise}"
+
+
+def _left_out(executed: SuiteEvidence) -> list[str]:
+    """Say why graphs of it were not executed as CUDA code; empty where all were."""
+    told = executed.details.get("not_lowered")
+    return [str(one) for one in told] if isinstance(told, list) else []
 
 
 def best_known(results: Sequence[CellResult]) -> tuple[CellResult, KnownWithoutGpu] | None:
