@@ -1,5 +1,6 @@
 """References are stored by all that they depend on, nothing of it the candidate's, and damaged ones are not used."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from toto_compat.contract.request import (
 )
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import StorageError
+from toto_compat.evidence import references as module
 from toto_compat.evidence.references import (
     KnownReferences,
     ReferenceStore,
@@ -166,6 +168,52 @@ def test_damaged_references_are_not_used_and_can_be_replaced(
     assert store.get("key") is None
     store.put(known(answers=b"computed again"))
     assert store.get("key") == known(answers=b"computed again")
+
+
+@pytest.mark.parametrize("damage", [cut, lose, hide, garble, lose_all, move])
+def test_damaged_references_are_set_aside_and_named(store: ReferenceStore, damage: Callable[[Path], None]) -> None:
+    for damaged in (damage, cut):  # the second in the place of the first
+        store.put(known())
+        damaged(store.folder / "key")
+        told = store.set_aside("key")
+        assert str(store.folder / "damaged" / "key") in told
+        assert "computed again" in told
+        assert not (store.folder / "key").exists()
+        assert (store.folder / "damaged" / "key").is_dir()
+    store.put(known())
+    assert store.set_aside("key") == ""
+    assert store.get("key") == known()
+    assert store.set_aside("never stored") == ""
+
+
+def test_references_that_cannot_be_read_just_now_stay(store: ReferenceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put(known())
+
+    def away(path: Path, *_: object) -> bytes:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "read_left_file", away)  # of a file server, which no test has
+        assert "cannot be read now" in store.set_aside("key")
+    assert store.get("key") == known()
+
+
+def test_what_is_stored_is_on_disk_before_it_gets_its_name(
+    store: ReferenceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+    rename = Path.rename
+
+    def fsync(handle: int) -> None:
+        synced.add(Path(os.readlink(f"/proc/self/fd/{handle}")).name)  # noqa: PTH115 - no other way to ask for it
+
+    def checked(path: Path, target: Path) -> Path:
+        assert {"new", ANSWERS, TRUTHS, "references.json"} <= synced
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", checked)
+    store.put(known())
 
 
 def test_a_folder_that_cannot_be_written_leaves_nothing_half(

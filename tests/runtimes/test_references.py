@@ -84,6 +84,17 @@ def test_the_next_run_computes_nothing_unless_it_is_told_to(shared: SharedRefere
     assert later.asked == 1
 
 
+def test_damaged_answers_are_named_set_aside_and_computed_again(shared: SharedReferences) -> None:
+    first, said = ask(shared, Computing()), list[str]()
+    (shared.store.folder / first.told.key / ANSWERS).write_bytes(b"ans")
+    again = Computing()
+    assert SharedReferences(shared.store, "source").of(cell_request(), "lock", again, said.append) == first
+    assert again.asked == 1
+    [told] = said
+    assert told.startswith("torch-2.13.0-cpu: stored answers cannot be used")
+    assert (shared.store.folder / "damaged" / first.told.key).is_dir()
+
+
 def test_two_cells_at_once_wait_for_one(shared: SharedReferences) -> None:
     both_asked, asked = threading.Barrier(2), []
 

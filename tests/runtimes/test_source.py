@@ -67,6 +67,30 @@ def test_the_staged_cell_imports_on_its_own(tmp_path: Path) -> None:
     assert not any(path.name in ("cli.py", "workflow.py", "gates.py") for path in source_files(PACKAGE))
 
 
+@pytest.mark.parametrize("damage", ["emptied", "removed", "another"])
+def test_a_copy_that_lost_a_file_with_the_power_is_made_anew(tmp_path: Path, cache: Path, damage: str) -> None:
+    package = small_package(tmp_path)
+    staged = CellSource(package).folder / "toto_compat" / "cell" / "run.py"
+    match damage:
+        case "emptied":
+            staged.write_bytes(b"")
+        case "removed":
+            staged.unlink()
+        case _:
+            staged.write_text("B = 1\n")
+    assert CellSource(package).folder / "toto_compat" / "cell" / "run.py" == staged
+    assert staged.read_text() == "A = 1\n"
+    assert len(list((cache / "sources").iterdir())) == 1
+
+
+def test_what_a_cell_left_beside_its_source_makes_no_other(tmp_path: Path) -> None:
+    package = small_package(tmp_path)
+    left = CellSource(package).folder / "toto_compat" / "__pycache__"
+    left.mkdir()
+    assert CellSource(package).folder == left.parent.parent
+    assert left.is_dir()
+
+
 def test_a_cache_folder_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "file" / "cache"))

@@ -13,7 +13,7 @@ from platformdirs import user_cache_path
 from pydantic import BaseModel, ValidationError
 
 from toto_compat.errors import StorageError
-from toto_compat.evidence.left_file import read_left_file
+from toto_compat.evidence.left_file import is_damage, read_left_file
 from toto_compat.evidence.makers import made_by_this_process
 
 _LARGEST_FILE = 300_000_000  # a cell's file has about 0.4 MB, a series of the user's up to 268
@@ -92,6 +92,14 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def sync_files(folder: Path) -> None:
+    """Have the files of a folder written to disk, and their names: before the folder gets its own name."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
 def _remove(path: Path) -> None:
     """Remove a file where that is possible: the error that led here says more than a second one."""
     with suppress(OSError):
@@ -131,6 +139,12 @@ def checked(path: Path, model: type[_Model], content: bytes) -> _Model:
             f"{path}: not a valid {model.__name__} file: {where + ': ' if where else ''}{first['msg']}",
             hint="the file is damaged or from another version: restore it, or delete it and run the matrix again",
         ) from error
+
+
+def may_be_read_later(error: Exception) -> bool:
+    """Tell if what stopped a reader is not of the file itself, such as a server that is away for a while."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError) and not is_damage(cause)
 
 
 def file_hash(path: Path) -> str:

@@ -18,7 +18,7 @@ from toto_compat.contract.references import References, UnusableReferencesError,
 from toto_compat.contract.request import CacheRequest, CellRequest, CompileSettings, Limits
 from toto_compat.contract.suites import Group, Suite, suites_of
 from toto_compat.errors import StorageError
-from toto_compat.evidence.files import read_model, storage_errors, write_model
+from toto_compat.evidence.files import may_be_read_later, read_model, storage_errors, sync_files, write_model
 from toto_compat.evidence.left_file import read_left_file
 from toto_compat.evidence.makers import made_by_this_process
 from toto_compat.evidence.store import cell_key
@@ -75,13 +75,35 @@ class ReferenceStore:
 
     def get(self, key: str) -> KnownReferences | None:
         """Return what is stored under the key; None where anything is wrong with it, and it is computed again."""
-        place = self.folder / key
         try:
-            told = read_model(place / _TOLD, References)
-            contents = read_references(place, told, lambda path: read_left_file(path, LARGEST_FILE))
+            return self._read(key)
         except (StorageError, UnusableReferencesError):
             return None
-        return KnownReferences(told, contents) if told.key == key else None
+
+    def _read(self, key: str) -> KnownReferences:
+        place = self.folder / key
+        told = read_model(place / _TOLD, References)
+        if told.key != key:
+            raise UnusableReferencesError(f"{place}: holds those of another key")
+        return KnownReferences(told, read_references(place, told, lambda path: read_left_file(path, LARGEST_FILE)))
+
+    def set_aside(self, key: str) -> str:
+        """Move what cannot be used out of the way, to be looked at; return what to say about it, mostly nothing."""
+        place, kept = self.folder / key, self.folder / "damaged" / key
+        if not place.exists():
+            return ""
+        try:
+            self._read(key)
+        except (StorageError, UnusableReferencesError) as error:
+            if may_be_read_later(error):
+                return f"stored answers cannot be read now and are computed again: {error}"
+            with storage_errors(kept, "written"):
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(kept, ignore_errors=True)
+                with suppress(FileNotFoundError):  # another process did the same
+                    place.rename(kept)
+            return f"stored answers cannot be used and are computed again; they lie in {kept} now: {error}"
+        return ""
 
     def put(self, known: KnownReferences) -> None:
         """Store them in the place of what is there. Of two runners that do so at once one is kept, whole."""
@@ -94,6 +116,7 @@ class ReferenceStore:
             try:
                 write_references(building / "new", known.contents)
                 write_model(building / "new" / _TOLD, known.told)
+                sync_files(building / "new")
                 with suppress(FileNotFoundError):
                     place.rename(building / "replaced")
                 try:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,6 +36,7 @@ from toto_compat.evidence.files import (
     append_line,
     checked,
     file_hash,
+    may_be_read_later,
     read_bytes,
     storage_errors,
     write_atomically,
@@ -277,11 +278,31 @@ def load_run(folder: Path) -> Run:
 
     What an earlier run of the same name left in the folder is none of it: only the cells that run.json names are.
     """
-    content = read_bytes(folder / "run.json")
-    refuse_later(folder / "run.json", content, newest=1)
-    info = checked(folder / "run.json", RunInfo, content)
+    info = _read_run_info(folder / "run.json")
     paths = {cell: path for cell in info.cells if (path := cell_path(folder, cell)).exists()}
     return Run(folder, info, tuple(_read_cell_of(cell, path) for cell, path in paths.items()))
+
+
+def _read_run_info(path: Path) -> RunInfo:
+    content = read_bytes(path)
+    refuse_later(path, content, newest=1)
+    return checked(path, RunInfo, content)
+
+
+def set_damaged_aside(run_folder: Path, cells: Iterable[CellName]) -> Iterator[str]:
+    """Move files of an earlier run of the same name that cannot be read out of the way; say which, and why."""
+    for cell in (None, *cells):
+        path = run_folder / "run.json" if cell is None else cell_path(run_folder, cell)
+        if not path.exists():
+            continue
+        try:
+            _read_run_info(path) if cell is None else _read_cell_of(cell, path)
+        except StorageError as error:
+            kept = run_folder / "damaged" / path.relative_to(run_folder)
+            with storage_errors(kept, "written"):
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(kept)
+            yield f"{cell or 'the run'}: its file cannot be used; it lies in {kept} now: {error.message}"
 
 
 def _read_cell_of(name: CellName, path: Path) -> StoredCell:
@@ -404,6 +425,8 @@ class CellStore:
             why = "it holds another cell"
         except StorageError as error:
             why = error.message
+            if may_be_read_later(error):
+                return f"a stored cell cannot be read now and is run again: {why}"
         kept = self.folder / "damaged" / path.name
         with storage_errors(kept, "written"):
             kept.parent.mkdir(parents=True, exist_ok=True)

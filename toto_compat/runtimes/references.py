@@ -73,13 +73,24 @@ class SharedReferences:
             door = self._doors[key]
         with door:
             if key not in self._told:
-                found = None if self.fresh else self.store.get(key)
+                found = None if self.fresh else self._stored(key, request.cell.environment, note)
                 found = found or self._computed(key, request, compute, note)
                 self._told[key] = found.told if found else None
                 return found
             told = self._told[key]
         known = self.store.get(key) if told else None
         return known if known and known.told == told else None
+
+    def _stored(self, key: str, environment: str, note: Callable[[str], None]) -> KnownReferences | None:
+        found = self.store.get(key)
+        if found is None:
+            try:
+                damage = self.store.set_aside(key)
+            except TotoCompatError as error:
+                damage = f"stored answers cannot be used and cannot be moved: {error}"
+            if damage:
+                note(f"{environment}: {damage}")
+        return found
 
     def _computed(
         self, key: str, request: CellRequest, compute: Compute, note: Callable[[str], None]

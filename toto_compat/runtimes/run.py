@@ -22,6 +22,7 @@ from toto_compat.evidence.store import (
     claimed_run,
     log_path,
     point_latest,
+    set_damaged_aside,
     write_cell,
     write_run_info,
 )
@@ -72,6 +73,8 @@ def _run_into(
     progress: Progress,
 ) -> None:
     info = describe_run(run_folder.name, selection, runtime, asked)
+    for damage in set_damaged_aside(run_folder, info.cells):
+        progress.note(damage)
     write_run_info(run_folder, info)
     for cell in prepared.stored:
         write_cell(run_folder, cell.model_copy(update={"reused": True}))

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from toto_compat.contract.source_hash import CELL_FOLDERS, PACKAGE, hash_contents, read_source, source_files
@@ -60,24 +61,30 @@ def staged_name(contents: Mapping[str, bytes]) -> str:
 
 
 def stage(contents: Mapping[str, bytes], below: Path) -> Path:
-    """Write these contents (path -> bytes) into a folder below `below` that is named by them; what is there stays."""
+    """Write these contents (path -> bytes) into a folder below `below` that is named by them; what is there stays.
+
+    What is there is looked at: after a loss of power a file may be empty, whatever its folder's name says."""
     staged = below / staged_name(contents)
-    if staged.is_dir():
-        os.utime(staged)
-        return staged
     try:
+        if _holds(staged, contents):
+            os.utime(staged)
+            return staged
         below.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".staging{made_by_this_process()}", dir=below))
         try:
+            new = building / "new"
+            new.mkdir()
             for name, content in contents.items():
-                (building / name).parent.mkdir(parents=True, exist_ok=True)
-                (building / name).write_bytes(content)
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                (new / name).write_bytes(content)
             # other users (a container's uid) read it too
-            building.chmod(0o755)
+            new.chmod(0o755)
+            with suppress(FileNotFoundError):
+                staged.rename(building / "damaged")
             try:
-                building.rename(staged)
+                new.rename(staged)
             except OSError:
-                if not staged.exists():
+                if not _holds(staged, contents):
                     raise
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -87,3 +94,11 @@ def stage(contents: Mapping[str, bytes], below: Path) -> Path:
             hint="free space there, or set TOTO_COMPAT_CACHE to another folder",
         ) from error
     return staged
+
+
+def _holds(staged: Path, contents: Mapping[str, bytes]) -> bool:
+    """Tell if these files are there, whole; what a cell left beside them says nothing."""
+    try:
+        return all((staged / name).read_bytes() == content for name, content in contents.items())
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False

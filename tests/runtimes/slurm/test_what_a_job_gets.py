@@ -63,6 +63,17 @@ def test_a_job_that_is_put_back_after_it_left_its_result_runs_nothing(slurm: Sma
     assert len(opened) == 1
 
 
+def test_a_source_that_is_not_what_was_submitted_runs_nothing(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    number = slurm.submitted.cells[0].number
+    source = Path(read_model(slurm.exchange.task(number), Task).source)
+    (source / "errors.py").write_bytes(b"")  # as after a loss of power
+    run_task(str(slurm.exchange.task(number)))
+    failure = read_model(slurm.exchange.result(number), NodeResult).result.failure
+    assert failure is not None
+    assert (failure.kind, "not what was submitted any more" in failure.message) == ("environment", True)
+
+
 def test_what_an_earlier_run_left_is_no_result_of_a_job(slurm: SmallSlurm) -> None:
     slurm.submit()
     number = slurm.submitted.cells[0].number

@@ -40,6 +40,8 @@ def open_for_task(task: Task) -> Runtime:
     """Open what the task runs in, with the source that was there when it was submitted."""
     request = task.request
     source = CellSource(Path(task.source))
+    if source.name != Path(task.source).parent.name:
+        raise EnvironmentBuildError(f"{task.source}: not what was submitted any more", hint="run the matrix again")
     return open_runtime(task.runtime, limits=request.limits, device=request.device, source=source)
 
 
