@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from tests.verdict.sample_cells import good_result, with_figures
 from tests.verdict.stored_runs import store_run
 from toto_compat.cli import cli
+from toto_compat.contract.request import Workload
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.fleet.issues import _fenced
 from toto_compat.matrix.gates import Gate
@@ -148,6 +149,15 @@ def test_the_same_verdict_at_a_later_change_is_news_again(fleet: Fleet, monkeypa
 def test_rows_that_are_new_or_gone_are_no_changed_verdict(fleet: Fleet) -> None:
     store_run(fleet.folder, "other rows", [good_result(torch="2.15.0")], started=AFTER)
     assert json.loads(fleet.tell("before", "other rows").stdout) == []
+
+
+@pytest.mark.parametrize("change", [{"profile_name": "smoke"}, {"workload": Workload(seed=1)}])
+def test_another_answer_to_another_question_is_no_changed_verdict(fleet: Fleet, change: dict[str, object]) -> None:
+    other = BAD.model_copy(update={"request": BAD.request.model_copy(update=change)})
+    store_run(fleet.folder, "asked otherwise", [other, OTHER], started=AFTER)
+    told = fleet.tell("before", "asked otherwise")
+    assert json.loads(told.stdout) == []
+    assert "1 rows were asked something else before" in told.stderr
 
 
 def test_without_a_tracker_nobody_is_asked(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from tests.verdict.sample_cells import GATES, good_result, with_figures
 from tests.verdict.stored_runs import store_run
@@ -278,3 +279,38 @@ def test_two_runs_that_ask_differently_are_told_though_the_first_says_nothing_of
         assert "pins: {'numpy': '1.26.4'} and {'numpy': '2.0.0'}" in told
         changed(tmp_path / mixed / "run.json", matrix_hash="")  # as a run that was merged of several has none
     assert "pins" in error_of(InputError, tmp_path, "one", "two", "three")
+
+
+# --- the last results -------------------------------------------------------------------------------------------------
+
+
+def with_history(folder: Path) -> Result:
+    words = ["merge", "new", "--history", str(folder / "last"), "--run", "all", "--results", str(folder)]
+    return CliRunner().invoke(cli, words)
+
+
+def test_rows_that_nobody_ran_today_come_from_the_last_results(tmp_path: Path) -> None:
+    store_run(tmp_path, "new", [good_result()], started=LATER)
+    assert with_history(tmp_path).exit_code == 0, "there are none yet"
+    store_run(tmp_path, "last", [good_result(), good_result(torch="2.15.0")], started=EARLIER)
+    shutil.rmtree(tmp_path / "all")
+    assert with_history(tmp_path).exit_code == 0
+    assert {cell.ran_in for cell in load_run(tmp_path / "all").cells} == {"new", "last"}
+
+
+def test_last_results_of_another_matrix_file_are_left_behind_and_that_is_told(tmp_path: Path) -> None:
+    store_run(tmp_path, "new", [good_result()], started=LATER)
+    gates = {**GATES, Gate.SPEEDUP: GateLimit(min=3.0)}
+    store_run(tmp_path, "last", [good_result(torch="2.15.0")], started=EARLIER, gates=gates)
+    result = with_history(tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "last are left behind" in result.stderr and "gates.speedup" in result.stderr
+    assert len(load_run(tmp_path / "all").cells) == 1
+
+
+def test_last_results_that_are_damaged_are_an_error_and_nothing_is_written(tmp_path: Path) -> None:
+    store_run(tmp_path, "new", [good_result()], started=LATER)
+    folder = store_run(tmp_path, "last", [good_result(torch="2.15.0")], started=EARLIER)
+    cell_path(folder, "torch-2.15.0-cpu/fixed_size/default").write_text("{", encoding="utf-8")
+    assert isinstance(with_history(tmp_path).exception, StorageError)
+    assert not (tmp_path / "all").exists()

@@ -16,7 +16,7 @@ import yaml
 from tests.releases.local_index import LocalIndex, served
 from tests.verdict.sample_cells import good_result, with_figures
 from tests.verdict.stored_runs import store_run
-from toto_compat.evidence.store import load_run
+from toto_compat.evidence.store import load_run, write_run_info
 from toto_compat.matrix.gates import Gate
 
 ROOT = Path(__file__).parent.parent.parent
@@ -173,7 +173,7 @@ def test_a_new_release_becomes_a_job_and_a_known_one_does_not(runner: Runner, ne
 
 
 def test_a_release_that_was_compiled_before_is_not_compiled_every_day(runner: Runner) -> None:
-    store_run(runner.work / "published", "run", [good_result(torch="2.16.0", build="cu132")])
+    store_run(runner.work / "published", "quick", [good_result(torch="2.16.0", build="cu132")])
     (runner.work / "releases.json").write_text(json.dumps({"new": ["2.16.0"]}), encoding="utf-8")
     runner.run("watch", "Make a job for each")
     assert runner.outputs()["found"] == "no"
@@ -207,6 +207,36 @@ def test_results_are_merged_published_and_told_once(runner: Runner) -> None:
     store_run(artifacts / "cells-b", "b", [bad], started="2026-11-18T10:00:00Z")
     publish(runner)
     assert runner.opened == 1
+
+
+def test_a_run_by_hand_with_another_profile_leaves_the_daily_results_and_opens_nothing(runner: Runner) -> None:
+    artifacts = runner.work / "artifacts"
+    store_run(artifacts / "cells-a", "a", [good_result(), good_result(torch="2.15.0")])
+    publish(runner)
+    bad = with_figures(good_result(), {Gate.RECOMPILES: 3.0})
+    smoke = bad.model_copy(update={"request": bad.request.model_copy(update={"profile_name": "smoke"})})
+    shutil.rmtree(artifacts)
+    folder = store_run(artifacts / "cells-a", "a", [smoke], started="2026-11-17T10:00:00Z")
+    write_run_info(folder, load_run(folder).info.model_copy(update={"profile": "smoke"}))
+    runner.variables["PROFILE"] = "smoke"
+    publish(runner)
+    assert runner.opened == 0
+    runner.variables["PROFILE"] = "quick"
+    shutil.rmtree(runner.work / "published")
+    runner.run("publish", "Get the last results")
+    there = {one: len(load_run(runner.work / "published" / one).cells) for one in ("quick", "smoke")}
+    assert there == {"quick": 2, "smoke": 1}
+
+
+def test_last_results_that_cannot_be_merged_end_the_job_and_stay(runner: Runner) -> None:
+    artifacts = runner.work / "artifacts"
+    store_run(artifacts / "cells-a", "a", [good_result(), good_result(torch="2.15.0")])
+    publish(runner)
+    # the same moment, another result: somebody changed a file
+    shutil.rmtree(artifacts)
+    store_run(artifacts / "cells-a", "a", [with_figures(good_result(), {Gate.RECOMPILES: 3.0})])
+    with pytest.raises(AssertionError, match="one of the files was changed"):
+        publish(runner)
 
 
 def test_results_that_cannot_be_read_today_are_not_written_over(runner: Runner) -> None:

@@ -14,6 +14,12 @@ RULE = (
     "one that ran before one that could not be run, one that was measured before one that was only compiled for CUDA, "
     "then the one that ran last"
 )
+
+
+class OtherMatrixError(InputError):
+    """Two runs were made by different matrix files, and have no verdict in common."""
+
+
 # Limits of gates and what counts as production: two runs that differ in these have no verdict in common.
 _JUDGED_BY = ("profile", "gates", "production_profile", "production_workloads")
 # Parts of matrix.yaml that travel in a cell's request, with what they are called there.
@@ -127,7 +133,7 @@ def _check_matrix(run: Run, other: Run) -> None:
     differing = [*_judged_otherwise(other.info, run.info), *_asked_otherwise(other, run)]
     if differing:
         told = "".join(f"\n    {line}" for line in differing)
-        raise InputError(
+        raise OtherMatrixError(
             f"{run.folder} was made with another matrix file than {other.folder}:{told}",
             hint="run one of them again with the other's matrix file, or merge runs of one matrix only",
         )

@@ -40,6 +40,18 @@ def issues_of(before: RunInfo, after: RunInfo, rows: Sequence[RowChange], cells:
     ]
 
 
+def asked_the_same(before: Sequence[JudgedCell], after: Sequence[JudgedCell]) -> tuple[list[JudgedCell], int]:
+    """Leave out rows that were run with another profile, workload or settings: another answer is no news then."""
+    asked = {cell.result.cell: _question(cell) for cell in after}
+    same = [cell for cell in before if asked.get(cell.result.cell, _question(cell)) == _question(cell)]
+    return same, len(before) - len(same)
+
+
+def _question(cell: JudgedCell) -> tuple[object, ...]:
+    request = cell.result.request
+    return request.profile_name, request.workload, request.settings
+
+
 def key_of(row: RowChange) -> str:
     return hashlib.sha256(f"{row.cell}\n{row.after}".encode()).hexdigest()[:16]
 
@@ -112,7 +124,10 @@ def issues_command(before: str, after: str, tracker: str | None, dry_run: bool, 
     old, new = load_run(find_run(before, results)), load_run(find_run(after, results))
     # both by the same limits: a limit that moved is not a change of the model
     judged = judge_run(new)
-    rows = compare(judge_run(old, new.info.gates).cells, judged.cells)
+    before_cells, otherwise = asked_the_same(judge_run(old, new.info.gates).cells, judged.cells)
+    if otherwise:
+        click.echo(f"{otherwise} rows were asked something else before: no verdict of theirs changed", err=True)
+    rows = compare(before_cells, judged.cells)
     issues = issues_of(old.info, new.info, rows, judged.cells)
     if tracker is not None:
         place = TRACKERS[tracker]

@@ -4,13 +4,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from toto_compat.errors import SelectionError, StorageError
 from toto_compat.evidence.files import storage_errors
-from toto_compat.evidence.merging import RULE, Merged, merge_runs
+from toto_compat.evidence.merging import RULE, Merged, OtherMatrixError, merge_runs
 from toto_compat.evidence.store import (
     check_run_name,
     load_run,
@@ -26,8 +27,13 @@ from toto_compat.runtimes.progress import say
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
 
 
-def merge_into(results: Path, name: str, sources: Sequence[str], *, conflicts: str) -> tuple[JudgedRun, Merged]:
-    """Merge and judge, then let the new run appear in one step: it is there whole or not at all."""
+def merge_into(
+    results: Path, name: str, sources: Sequence[str], *, conflicts: str, history: str | None = None
+) -> tuple[JudgedRun, Merged]:
+    """Merge and judge, then let the new run appear in one step: it is there whole or not at all.
+
+    Rows that the sources do not have come from `history`, unless it was made with another matrix file.
+    """
     target = results / name
     if target.exists():
         raise SelectionError(f"--run {name}: {target} is there already", hint="choose another name, or delete it")
@@ -38,7 +44,15 @@ def merge_into(results: Path, name: str, sources: Sequence[str], *, conflicts: s
         (building / "unpacked").mkdir()
         runs = [run for source in sources for run in runs_of(source, results, building / "unpacked")]
         runs = list({run.folder: run for run in runs}.values())
-        merged = merge_runs(runs, name, command=("toto-compat", *sys.argv[1:]), conflicts=conflicts)
+        before = runs_of(history, results, building / "unpacked") if history else []
+        command = ("toto-compat", *sys.argv[1:])
+        try:
+            merged = merge_runs([*runs, *before], name, command=command, conflicts=conflicts)
+        except OtherMatrixError as error:
+            if not before:
+                raise
+            merged = merge_runs(runs, name, command=command, conflicts=conflicts)
+            merged = replace(merged, notes=(*merged.notes, f"the rows of {history} are left behind: {error.message}"))
         _write(building / name, merged)
         judge_run(load_run(building / name))
         with storage_errors(target, "written"):
@@ -71,6 +85,12 @@ def _write(folder: Path, merged: Merged) -> None:
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--run", "name", metavar="NAME", help="Name of the new run's folder.  [default: the time, -merged]")
 @click.option(
+    "--history",
+    metavar="RUN",
+    help="The last results: rows that no RUN has stay as they are there. Passed over where there are none yet, or where"
+    " matrix.yaml is another since.",
+)
+@click.option(
     "--conflicts",
     type=click.Choice(["newest", "error"]),
     default="newest",
@@ -81,11 +101,17 @@ def _write(folder: Path, merged: Merged) -> None:
 @click.option(
     "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of the runs."
 )
-def merge_command(runs: tuple[str, ...], name: str | None, conflicts: str, as_json: bool, results: Path) -> None:
+def merge_command(
+    runs: tuple[str, ...], *, name: str | None, history: str | None, conflicts: str, as_json: bool, results: Path
+) -> None:
     if name is not None:
         check_run_name(name)
+    if history is not None and not Path(history).exists():
+        say(f"{history}: no results yet")
+        history = None
+    name = name or new_run_name(results, "merged")
     try:
-        judged, merged = merge_into(results, name or new_run_name(results, "merged"), runs, conflicts=conflicts)
+        judged, merged = merge_into(results, name, runs, conflicts=conflicts, history=history)
     except RecursionError as error:  # JSON nested deeper than any run's
         raise StorageError("a file of these runs is nested too deeply to be one of ours") from error
     publish(judged, to_json=as_json)
