@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from toto_compat.errors import ExitCode
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
-from toto_compat.reference.kept import MOST_BYTES, State, check_size
+from toto_compat.reference.kept import MOST_BYTES, State, check_size, has_other_limits, keep
 from toto_compat.reference.making import Forecast, Made, Making, forecast, make, rows_of
 from toto_compat.reference.plan import PLAN_FILE, chosen_releases, chosen_runs, lacking_environment, read_plan
 from toto_compat.reference.showing import SHOWN, show, stale_showing
@@ -72,6 +72,9 @@ def reference_command(
         return
     made = Made() if show_only else make(making, releases)
     project = matrix_path.resolve().parent if plan_file == PLAN_FILE else plan_file.parent
+    for name, run in making.plan.runs.items():
+        if has_other_limits(making.folder, name, making.matrix, run.profile):
+            keep(making.folder, name, making.matrix, profile=run.profile, cells=[], revision="")
     told = show(making.folder, project, list(making.plan.runs))
     counts = [one for name in making.plan.runs for one in read_counts(making.folder / name).counts]
     _tell(made, told, counts, check_size(making.folder))
@@ -94,6 +97,9 @@ def _check(making: Making, releases: Sequence[str]) -> ExitCode:
                 click.echo(f"{row.state.value}: {row.row.run}/{row.row.cell}")
             elif row.row.counted_by_torch_logs and (told := why_not_counted(making.folder / row.row.run, row.row.cell)):
                 stale.append(f"{row.row.run}/{row.row.cell}: {told}")
+    for name, run in making.plan.runs.items():
+        if has_other_limits(making.folder, name, making.matrix, run.profile):
+            stale.append(f"{name}: matrix.yaml has other limits now, and --show-only judges by them")
     if (making.folder / SHOWN / "run.json").exists():
         stale += stale_showing(making.folder, making.matrix_file.resolve().parent)
     for one in stale:

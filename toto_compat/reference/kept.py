@@ -7,8 +7,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.demands import broken_demand
 from toto_compat.contract.files import utc_now
-from toto_compat.contract.request import Device
+from toto_compat.contract.gate_limit import GateLimit
+from toto_compat.contract.request import CellRequest, Device
 from toto_compat.contract.result import Outcome
 from toto_compat.contract.suites import WITHOUT_GPU
 from toto_compat.errors import SelectionError, StorageError
@@ -23,6 +25,7 @@ from toto_compat.evidence.store import (
     write_run_info,
 )
 from toto_compat.matrix.expand import gate_limits
+from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import matrix_hash
 from toto_compat.matrix.request import matrix_request
 from toto_compat.matrix.schema import Matrix
@@ -79,29 +82,44 @@ def stale_because(cell: StoredCell, row: PlannedRow, matrix: Matrix) -> str:
                 f"the suite {suite.value} is of version {suite.rule.version}, this was measured by {evidence.version}"
             )
     now = matrix_request(
-        matrix, Path(), cell.cell, row.profile, Device.CPU, lower_only=row.lower_only, architectures=row.architectures
+        matrix,
+        Path(),
+        cell.cell,
+        row.profile,
+        Device.CPU,
+        lower_only=row.lower_only,
+        architectures=row.architectures,
     )
-    new = [suite.value for suite in now.profile.suites if suite not in cell.request.profile.suites]
-    if new:
-        return f"the profile {row.profile} has the suite {new[0]} now"
-    # one that was compiled for more than is asked has what is asked
-    lacking = sorted(set(now.profile.architectures) - set(cell.request.profile.architectures))
-    if lacking and set(now.profile.suites) & set(WITHOUT_GPU):
-        return f"it was not compiled for {lacking[0]}"
-    if now.workload != cell.request.workload or now.settings != cell.request.settings:
-        return f"the profile {row.profile} asks for something else now"
+    if why := _asked_otherwise(cell, now):
+        return why
+    if cell.skipped and not row.lower_only and not broken_demand(now.demands, cell.evidence):
+        return "it was measured in part, since it broke a limit that is another now"
     for field in MEASURED_BY:
         if getattr(now.environment, field) != getattr(cell.request.environment, field):
             return f"{field} of {row.cell.environment} changed"
     return ""
 
 
+def _asked_otherwise(cell: StoredCell, now: CellRequest) -> str:
+    """Say what is asked now and was not then. What was asked beyond that is no reason to measure again."""
+    mine, its = now.profile, cell.request.profile
+    if new := [suite.value for suite in mine.suites if suite not in its.suites]:
+        return f"the profile {now.profile_name} has the suite {new[0]} now"
+    lacking = sorted(set(mine.architectures) - set(its.architectures))
+    if lacking and set(mine.suites) & set(WITHOUT_GPU):
+        return f"it was not compiled for {lacking[0]}"
+    if now.workload != cell.request.workload or now.settings != cell.request.settings:
+        return f"the profile {now.profile_name} asks for something else now"
+    for field in sorted(type(mine).model_fields.keys() - {"suites", "architectures", "timeout_minutes"}):
+        if getattr(mine, field) != getattr(its, field):
+            return f"{field} of the profile {now.profile_name} was {getattr(its, field)} and is {getattr(mine, field)}"
+    return ""
+
+
 def keep(folder: Path, name: str, matrix: Matrix, *, profile: str, cells: Iterable[StoredCell], revision: str) -> Run:
     """Put cells into a run of the reference, thinned; what stale cells it had of the same name is replaced."""
     target = folder / name
-    gates = {
-        gate: limit for gate, limit in gate_limits(matrix, profile).items() if not gate.rule.suite.rule.needs_symbols
-    }
+    gates = limits_of(matrix, profile)
     added: dict[CellName, StoredCell] = {}
     for cell in cells:
         added[cell.cell] = thinned(cell)
@@ -134,6 +152,18 @@ def keep(folder: Path, name: str, matrix: Matrix, *, profile: str, cells: Iterab
     for name_of_cell, thin in added.items():
         write_atomically(cell_path(target, name_of_cell), as_text(thin))
     return load_run(target)
+
+
+def limits_of(matrix: Matrix, profile: str) -> dict[Gate, GateLimit]:
+    """The limits that a run of the reference is judged by: no series of a user's own is in it."""
+    limits = gate_limits(matrix, profile)
+    return {gate: limit for gate, limit in limits.items() if not gate.rule.suite.rule.needs_symbols}
+
+
+def has_other_limits(folder: Path, name: str, matrix: Matrix, profile: str) -> bool:
+    """Say whether a run that is there is judged by other limits than matrix.yaml's of today."""
+    there = (folder / name / "run.json").exists()
+    return there and load_run(folder / name).info.gates != limits_of(matrix, profile)
 
 
 def check_made_here(folder: Path, runs: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from toto_compat.reference.torch_logs import LogCount, read_counts
 from toto_compat.report.compatibility import as_json, compatibility
 from toto_compat.report.publish import write_compatibility
 from toto_compat.report.table import escaped_markdown, plain_markdown
-from toto_compat.repro.claims import audit, claims_markdown, read_claims
+from toto_compat.repro.claims import claims_page
 from toto_compat.verdict.decision import Contender, DeviceDecision, torch_release
 from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
@@ -231,18 +231,12 @@ def show(folder: Path, project: Path, runs: Sequence[str]) -> list[str]:
         write_atomically(readme, with_block(read_bytes(readme).decode(), block, readme))
     claims = project / "docs" / "claims.md"
     if claims.exists():
-        write_atomically(claims, audited_claims(folder))
+        write_atomically(claims, claims_page(folder.parent))
     camera = project / "docs" / "screenshot.py"
     picture = project / "docs" / "report.png"
     if camera.exists() and not (picture.exists() and stamp_of(read_bytes(picture)) == identity(judged)):
         told += _take_picture(camera, folder / SHOWN / "compatibility.html", picture, identity(judged))
     return told
-
-
-def audited_claims(folder: Path) -> str:
-    """docs/claims.md, as `toto-compat claims` prints it."""
-    runs = {f"reference/{path.parent.name}": load_run(path.parent) for path in sorted(folder.glob("*/run.json"))}
-    return claims_markdown(audit(read_claims(), runs))
 
 
 def _take_picture(camera: Path, page: Path, picture: Path, stamp: str) -> list[str]:
@@ -273,7 +267,7 @@ def stale_showing(folder: Path, project: Path) -> list[str]:
     if text != with_block(text, readme_block(judged, read_counts(folder / SHOWN).counts), readme):
         stale.append("README.md: its table is not that of the reference")
     claims = project / "docs" / "claims.md"
-    if claims.exists() and read_bytes(claims).decode() != audited_claims(folder):
+    if claims.exists() and read_bytes(claims).decode() != claims_page(folder.parent):
         stale.append("docs/claims.md: says something else than the reference")
     picture = project / "docs" / "report.png"
     if not picture.exists() or stamp_of(read_bytes(picture)) != identity(judged):
