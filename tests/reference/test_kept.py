@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import Failure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import SelectionError, StorageError
 from toto_compat.evidence.store import StoredCell, cell_path, load_run, read_cell, write_cell
+from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.request import matrix_request
 from toto_compat.reference import kept as kept_module
-from toto_compat.reference.kept import State, check_made_here, check_size, keep, kept_row
+from toto_compat.reference.kept import State, check_made_here, check_size, has_other_limits, keep, kept_row
 from toto_compat.reference.plan import PlannedRow, planned_rows, read_plan
 
 ROOT = Path(__file__).parent.parent.parent
@@ -70,6 +72,35 @@ def test_a_suite_that_the_profile_has_now_makes_a_cell_stale(tmp_path: Path) -> 
     fewer = cell.request.profile.model_copy(update={"suites": (Suite.EQUIVALENCE,)})
     request = cell.request.model_copy(update={"profile": fewer})
     assert "has the suite" in state_with(tmp_path, cell.model_copy(update={"request": request}))[1]
+
+
+def test_other_repeats_or_iterations_make_a_cell_stale_and_another_timeout_does_not(tmp_path: Path) -> None:
+    cell = measured()
+    for field, value, expected in (("repeats", 2, State.STALE), ("timeout_minutes", 1.0, State.THERE)):
+        profile = cell.request.profile.model_copy(update={field: value})
+        changed = cell.model_copy(update={"request": cell.request.model_copy(update={"profile": profile})})
+        state, why = state_with(tmp_path, changed)
+        assert state is expected
+        assert not why or why == "repeats of the profile quick was 2 and is 1"
+
+
+def test_a_cell_that_was_measured_in_part_is_stale_once_its_limit_is_another(tmp_path: Path) -> None:
+    cell = measured()
+    assert cell.skipped, "it broke a limit, and the rest was left out"
+    off = MATRIX.model_copy(update={"gates": {gate: GateLimit(max=10**9) for gate in Gate if not gate.rule.is_a_time}})
+    write_cell(tmp_path / ROW.run, cell)
+    assert kept_row(tmp_path, ROW, off).why == "it was measured in part, since it broke a limit that is another now"
+
+
+def test_limits_of_today_are_those_that_a_run_is_judged_by(tmp_path: Path) -> None:
+    keep(tmp_path, "cpu", MATRIX, profile="quick", cells=[measured()], revision="one")
+    assert not has_other_limits(tmp_path, "cpu", MATRIX, "quick")
+    other = MATRIX.model_copy(update={"gates": {**MATRIX.gates, Gate.SPEEDUP: GateLimit(min=9.0)}})
+    assert has_other_limits(tmp_path, "cpu", other, "quick")
+    before = load_run(tmp_path / "cpu")
+    after = keep(tmp_path, "cpu", other, profile="quick", cells=[], revision="")
+    assert after.info.gates[Gate.SPEEDUP].min == 9.0
+    assert (after.cells, after.info.finished, after.info.git_revision) == (before.cells, before.info.finished, "one")
 
 
 def test_a_cell_that_could_not_be_run_is_told_as_that(tmp_path: Path) -> None:

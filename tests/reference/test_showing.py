@@ -1,9 +1,11 @@
 """README's table, its picture and the committed evidence are those of the reference; what is stale is told."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from tests.verdict.sample_cells import good_result, with_figures
@@ -37,6 +39,22 @@ def test_nothing_committed_is_stale() -> None:
     stale = [line for line in result.stdout.splitlines() if line.startswith("stale: ")]
     assert stale == []
     assert result.exit_code == ExitCode.OK
+
+
+def test_limits_that_moved_are_stale_and_judged_by_from_the_next_showing_on(tmp_path: Path) -> None:
+    shutil.copytree(REFERENCE / "cpu", tmp_path / "cpu")
+    plan = {"schema": 1, "releases": ["2.13.0"], "runs": {"cpu": {"profile": "quick"}}}
+    (tmp_path / "plan.yaml").write_text(json.dumps(plan), encoding="utf-8")
+    matrix = yaml.safe_load((ROOT / "matrix.yaml").read_text(encoding="utf-8"))
+    matrix["gates"]["speedup"] = {"min": 100.0}
+    (tmp_path / "matrix.yaml").write_text(yaml.safe_dump(matrix), encoding="utf-8")
+    (tmp_path / "README.md").write_text(f"{BEGIN}{END}", encoding="utf-8")
+    command = ["reference", "--plan", str(tmp_path / "plan.yaml"), "--matrix", str(tmp_path / "matrix.yaml")]
+    checked = CliRunner().invoke(cli, [*command, "--check"])
+    assert "stale: cpu: matrix.yaml has other limits now" in checked.stdout
+    assert CliRunner().invoke(cli, [*command, "--show-only"]).exit_code == ExitCode.OK
+    assert "FAIL speedup" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "other limits" not in CliRunner().invoke(cli, [*command, "--check"]).stdout
 
 
 @pytest.fixture

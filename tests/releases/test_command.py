@@ -120,6 +120,20 @@ def test_check_is_about_new_releases_alone(run: Run, index: LocalIndex) -> None:
     assert "new: 2.16.1" in new.stdout
 
 
+def test_a_patch_release_is_new_also_where_the_matrix_has_a_candidate_of_the_next_one(
+    run: Run, index: LocalIndex, matrix_file: Path
+) -> None:
+    index.torch("2.16.0rc1")
+    index.torch("2.15.1")
+    assert run("--add", "2.16.0rc1", "--pre").exit_code == 0
+    assert listed(run("--json"))["2.15.1"]["state"] == "new"
+    assert run("--check").exit_code == ExitCode.FINDINGS
+    # and a candidate is held against everything
+    index.torch("2.16.0rc0+cu134", channel="test")
+    found = listed(run("--json", "--pre", "--pytorch-index", f"{index.url}/whl"))
+    assert found["2.16.0rc0"]["state"] == "not in the matrix"
+
+
 def test_a_release_is_withdrawn_when_all_its_wheels_are(run: Run, index: LocalIndex) -> None:
     index.torch("2.16.0", python="cp311", yanked="")
     index.torch("2.16.0", python="cp312")

@@ -26,7 +26,7 @@ class Channel(StrEnum):
 
 class State(StrEnum):
     KNOWN = "known"
-    NEW = "new"  # newer than everything in the matrix
+    NEW = "new"  # newer than everything in the matrix; a release than every release
     BETWEEN = "not in the matrix"  # between two releases that are: may be left out on purpose
     OLDER = "older"
     YANKED = "yanked"
@@ -124,7 +124,9 @@ def _state(release: TorchRelease, known: Iterable[Version]) -> State:
         return State.KNOWN
     if release.is_yanked:
         return State.YANKED
-    if release.version > max(versions):
+    # a nightly of the next release in the matrix does not make this one's patch release an old one
+    released = [one for one in versions if not one.is_prerelease]
+    if release.version > max(versions if release.version.is_prerelease else released or versions):
         return State.NEW
     return State.BETWEEN if release.version > min(versions) else State.OLDER
 
