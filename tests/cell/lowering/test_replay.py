@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tests.model.small_backbone import Small, series_of
-from toto_compat.cell.lowering.capture import every_graph_goes_to
+from toto_compat.cell.lowering.capture import every_graph_goes_to, run_as_it_is
 from toto_compat.cell.lowering.replay import Rehearsal, ReplayError
 from toto_compat.contract.request import CacheRequest
+from toto_compat.model import static_graphs
 from toto_compat.model.binding import bind
 from toto_compat.model.bound import BoundModel, CompileSpec
 from toto_compat.model.series import Series
@@ -48,20 +49,20 @@ def fixed_size(draws: str = "toto-ts", mode: str | None = "reduce-overhead") -> 
     return bind(Small().build(), request, compile_spec=spec, max_patches=16, draws=draws)
 
 
-def mean(model: BoundModel, series: Series) -> list[Tensor]:
-    return [model.generate_mean(series, PATCHES * model.patch_size)]
+def mean(model: BoundModel, series: Series, patches: int = PATCHES) -> list[Tensor]:
+    return [model.generate_mean(series, patches * model.patch_size)]
 
 
-def samples(model: BoundModel, series: Series) -> list[Tensor]:
+def samples(model: BoundModel, series: Series, patches: int = PATCHES) -> list[Tensor]:
     torch.manual_seed(3)
-    return [model.generate_samples(series, PATCHES * model.patch_size, num_samples=4, samples_per_batch=2)]
+    return [model.generate_samples(series, patches * model.patch_size, num_samples=4, samples_per_batch=2)]
 
 
-def forced(model: BoundModel, series: Series) -> list[Tensor]:
+def forced(model: BoundModel, series: Series, _patches: int = PATCHES) -> list[Tensor]:
     return [value for step in model.teacher_forced(series, series.truth) for value in step.values()]
 
 
-LOOPS: dict[str, Callable[[BoundModel, Series], list[Tensor]]] = {
+LOOPS: dict[str, Callable[..., list[Tensor]]] = {
     "mean": mean,
     "samples": samples,
     "teacher-forced": forced,
@@ -93,6 +94,69 @@ def test_direct_draws_are_the_same_through_replayed_graphs(batch: int, rehearsal
         series = series_of(context=context, horizon=PATCHES, batch=batch)
         assert worst(samples(model, series), samples(eager, series)) < RELATIVE
     assert rehearsal.poisonings > 0
+
+
+ROWS, AT_ONCE = 384, 128  # what production draws in a batch, and what `base` decodes of it in a turn
+
+
+@pytest.mark.parametrize("loop", ["samples", "teacher-forced"])
+def test_many_rows_in_turns_of_one_graph_are_those_of_eager(
+    loop: str, rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn begins where the last one ended: with its outputs poisoned and its keys in the same buffers."""
+    of_a_row = 16 * 2 * 2 * 32 * 8  # patches of room; keys and values of two layers over time, 32 wide, in float64
+    monkeypatch.setattr(static_graphs, "_MOST_STEP_BYTES", AT_ONCE * of_a_row)
+    told = {"max_patches": 16, "batch_sizes": (ROWS,), "draws": "direct"}
+    spec, request = CompileSpec(mode="reduce-overhead"), CacheRequest(name="fixed_size", source="builtin")
+    compiled, eager = (bind(Small().build(), request, compile_spec=one, **told) for one in (spec, None))
+    series = series_of(context=5, horizon=PATCHES, batch=1, variates=1)
+    truth = series_of(context=5, horizon=PATCHES, batch=ROWS, variates=1).truth
+
+    def asked(model: BoundModel) -> list[Tensor]:
+        if loop == "samples":
+            torch.manual_seed(3)
+            steps = PATCHES * model.patch_size
+            return [model.generate_samples(series, steps, num_samples=ROWS, samples_per_batch=ROWS)]
+        return [value for step in model.teacher_forced(series, truth) for value in step.values()]
+
+    assert worst(asked(compiled), asked(eager)) < RELATIVE
+    before = max(graph.calls for graph in rehearsal.graphs)
+    assert worst(asked(compiled), asked(eager)) < RELATIVE
+    assert [shape.batch for shape in compiled._buckets.steps()] == [AT_ONCE]  # type: ignore[attr-defined]
+    assert max(graph.calls for graph in rehearsal.graphs) - before == ROWS // AT_ONCE * (PATCHES - 1)
+    assert rehearsal.poisonings > 0
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_forecast_of_one_patch_is_a_replay_too(loop: str, rehearsal: Rehearsal) -> None:
+    """It has no decode step: what production forecasts is a pass over the context, and draws of it."""
+    model, eager = fixed_size("direct"), fixed_size("direct", mode=None)
+    for context in (5, 3, 5):
+        series = series_of(context=context, horizon=1, batch=1)
+        assert worst(LOOPS[loop](model, series, 1), LOOPS[loop](eager, series, 1)) < RELATIVE
+    assert not model._buckets.steps()  # type: ignore[attr-defined]
+    assert rehearsal.graphs and all(graph.calls for graph in rehearsal.graphs)
+    assert rehearsal.poisonings > 0
+
+
+@pytest.mark.parametrize("patches", [1, PATCHES])
+def test_under_float16_autocast_a_replay_changes_no_number(patches: int) -> None:
+    """Held to the same graphs run as they are: half precision hides little where nothing may differ."""
+    told: list[list[Tensor]] = []
+    rules = Rehearsal()
+    for compiler in (rules, run_as_it_is):
+        torch._dynamo.reset()
+        with every_graph_goes_to(compiler), torch.autocast("cpu", dtype=torch.float16):
+            spec, request = CompileSpec(mode="reduce-overhead"), CacheRequest(name="fixed_size", source="builtin")
+            model = bind(Small().build(torch.float32), request, compile_spec=spec, max_patches=16, draws="direct")
+            told.append([])
+            for context in (5, 3):
+                series = series_of(context=context, horizon=patches, dtype=torch.float32)
+                told[-1] += [value for loop in LOOPS.values() for value in loop(model, series, patches)]
+            assert model.precision is torch.float16  # type: ignore[attr-defined]
+    replayed, plain = told
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(replayed, plain, strict=True))
+    assert rules.poisonings > 0
 
 
 def test_a_loop_that_keeps_an_old_output_reads_nan(rehearsal: Rehearsal) -> None:
