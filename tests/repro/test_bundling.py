@@ -23,7 +23,7 @@ from toto_compat.repro.archive import Manifest, unpack, write_bundle
 from toto_compat.repro.command import repro_command
 from toto_compat.repro.incident import load_incident
 from toto_compat.repro.outcome import Verdict, look_at
-from toto_compat.repro.red_cell import incident_of
+from toto_compat.repro.red_cell import command_of, incident_of
 from toto_compat.repro.replay import ToRun, compared_with_bundle
 from toto_compat.repro.reproduce import limits_of
 from toto_compat.verdict.judge import Status
@@ -66,6 +66,7 @@ def test_a_red_cell_goes_into_one_file_with_all_that_is_known_of_it(run_folder: 
         "result.json",
         "cell.log",
         "command.txt",
+        "request.json",
         "minimal.py",
         "README.txt",
         "environment/lock.txt",
@@ -81,9 +82,20 @@ def test_a_red_cell_goes_into_one_file_with_all_that_is_known_of_it(run_folder: 
     assert result.cell == RED
 
 
+def test_the_command_of_a_red_cell_is_the_one_that_ran_it(run_folder: Path) -> None:
+    run, (cell, *_) = load_run(run_folder), judged_run(production_incident()).cells
+    again = ["toto-compat", "matrix", RED, "--profile", "quick", "--device", "cpu", "--fresh"]
+    assert command_of(run, cell) == again  # this run does not say
+    typed = ("toto-compat", "matrix", "*/list_index", "--jobs", "1")
+    run = replace(run, info=run.info.model_copy(update={"command": typed}))
+    assert command_of(run, cell) == list(typed)
+    elsewhere = replace(cell, result=cell.result.model_copy(update={"reused": True}))
+    assert command_of(run, elsewhere) == again
+
+
 def test_without_the_environment_the_bundle_says_why_it_has_no_trace(run_folder: Path) -> None:
     made = with_matrix("run", RED)
-    assert "the minimal script was not run, so there is no trace" in made.output
+    assert "nothing was run for a trace: torch-2.13.0-cpu is not built in venv here" in made.output
 
 
 def test_no_secret_of_the_log_is_in_the_bundle(run_folder: Path, tmp_path: Path) -> None:
@@ -125,6 +137,16 @@ def test_what_pip_said_of_an_environment_is_in_no_note_with_its_password(
     (note,) = (one for one in unpack(tmp_path / "b.zip", tmp_path / "out").notes if "pip failed" in one)
     assert "@host/simple" in note
     assert SECRET not in note + made.output
+
+
+def test_a_cell_of_a_toto_ts_that_is_gone_has_no_bundle_and_that_is_told(run_folder: Path, tmp_path: Path) -> None:
+    result = production_incident()
+    environment = result.request.environment.model_copy(update={"toto_ts": str(tmp_path / "gone")})
+    request = result.request.model_copy(update={"environment": environment})
+    store_run(tmp_path / "results", "fork", [result.model_copy(update={"request": request})])
+    refused = with_matrix("fork", RED)
+    assert isinstance(refused.exception, InputError), refused.output
+    assert "with a toto-ts of its own that is not here" in refused.exception.message
 
 
 def test_what_a_gpu_measured_is_looked_for_on_a_gpu_alone(run_folder: Path) -> None:

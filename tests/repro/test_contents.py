@@ -1,16 +1,17 @@
 """What goes into a bundle can be run and installed again, and has no secret in it."""
 
 import ast
+import gzip
 from pathlib import Path
 
 import pytest
 
 from tests.verdict.sample_cells import production_incident
-from toto_compat.contract.request import CacheRequest
+from toto_compat.contract.request import CacheRequest, CellRequest, CsvSeries
 from toto_compat.contract.result import CellResult
 from toto_compat.environments.locks import lock_path, own_lock_path
 from toto_compat.matrix.load import load_matrix
-from toto_compat.repro.contents import Contents, add_script, gather
+from toto_compat.repro.contents import Contents, add_script, gather, log_text
 from toto_compat.repro.incident import load_incident
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +66,69 @@ def test_the_lock_that_was_made_for_an_incidents_own_pins_goes_in() -> None:
     cell = production_incident().cell
     pinned = changed(cell=type(cell).of(PINNED, cell.cache, cell.mode, "incident"))
     assert gathered(pinned).files["environment/lock.txt"].decode() == text
+
+
+def test_what_the_cell_was_asked_goes_in_as_it_can_be_asked_again_there(tmp_path: Path) -> None:
+    (tmp_path / "mycache.py").write_text(CACHE, encoding="utf-8")
+    contents = gathered(
+        changed(
+            cache=CacheRequest(name="mine", source=f"{tmp_path}/mycache.py:Mine"),
+            quiet_lock=str(tmp_path / "quiet.lock"),
+            csv=CsvSeries(path=str(tmp_path / "prices.csv"), time_column="t", value_columns=("close",)),
+            checkpoint_folder=str(tmp_path / "weights"),
+            variables={"OMP_NUM_THREADS": "1", "HF_TOKEN": "LEAK99"},
+        )
+    )
+    text = contents.files["request.json"].decode()
+    asked = CellRequest.model_validate_json(text)
+    assert asked.workload == production_incident().request.workload
+    assert asked.cache.source == "cache/mycache.py:Mine" and "cache/mycache.py" in contents.files
+    assert str(tmp_path) not in text and "LEAK99" not in text
+    assert "request.json result.json" in contents.files["command.txt"].decode()
+
+
+@pytest.mark.parametrize("kind", ["release", "commit", "checkout", "repository"])
+def test_a_toto_ts_that_no_replay_finds_is_told_when_the_bundle_is_made(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    toto_ts = {
+        "release": "0.2.0",
+        "commit": f"git+https://host/fork@{'0' * 40}",
+        "checkout": str(tmp_path),
+        "repository": f"git+file://{tmp_path}@{'0' * 40}",
+    }[kind]
+    environment = production_incident().request.environment.model_copy(update={"toto_ts": toto_ts})
+    notes = gathered(changed(environment=environment)).notes
+    assert any("every replay refuses the bundle" in note for note in notes) is (kind in ("checkout", "repository"))
+
+
+LINES = "".join(f"line {number}: nothing of interest happened here at all\n" for number in range(50_000))
+KEY = f"-----BEGIN PRIVATE KEY-----\n{'LEAK99' * 2000}\n-----END PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_of_a_long_log_the_beginning_and_the_end_go_in_without_their_secrets(
+    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toto_compat.repro.contents._LARGEST_LOG", 1 << 20)
+    # a key lies over both places at which the log is cut
+    whole = LINES[: (1 << 19) - 5000] + KEY + LINES[1 << 19 :]
+    end = len(whole) - (1 << 19)
+    whole = f"first\n{whole[: end - 5000]}\n{KEY}{whole[end + 7000 :]}last\n"
+    log = tmp_path / "cell.log"
+    log.write_bytes(gzip.compress(whole.encode(), 1) if packed else whole.encode())
+    text = log_text(log)
+    assert text is not None
+    assert text.startswith("first\nline 0: ") and text.endswith("last\n")
+    assert "MB of the log were left out here" in text
+    assert "LEAK99" not in text
+    assert (900 << 10) < len(text) < (1100 << 10)
+
+
+def test_a_short_log_goes_in_whole_and_one_that_is_gone_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cell.log").write_text("one\nHF_TOKEN=LEAK99\n", encoding="utf-8")
+    assert log_text(tmp_path / "cell.log") == "one\nHF_TOKEN=<redacted>\n"
+    assert log_text(tmp_path / "gone.log") is None
+    assert any("log is not kept any more" in note for note in gathered(production_incident()).notes)
 
 
 @pytest.mark.parametrize(("numpy", "told"), [("1.26.4", False), ("1.26.3", True)])

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.verdict.sample_cells import cell_request
-from toto_compat.contract.request import CacheRequest, CompileSettings, Workload
-from toto_compat.repro.minimal import NoMinimalScript, minimal_script, planned_forecasts
+from toto_compat.contract.request import CacheRequest, CompileSettings, CsvSeries, Device, Limits, Workload
+from toto_compat.matrix.request import cell_variables
+from toto_compat.repro.minimal import NoMinimalScript, differences, minimal_script, planned_forecasts
 
 SMALL = Workload(context=(128, 256), horizon=(96, 64), batches=(1,), sampling=("2/1",))
 
@@ -52,6 +53,37 @@ def test_settings_are_in_it_under_the_names_of_both_ages() -> None:
     assert '"cache_size_limit"' in script and "256" in script
     assert "mark_dynamic(named[name], 2)" in script
     assert "'backend': 'eager'" in script
+
+
+def test_what_the_cell_has_of_its_own_is_in_it_and_what_cannot_be_is_told() -> None:
+    workload = SMALL.model_copy(update={"variates": 4, "groups": 2, "missing": 0.3})
+    limits = Limits(threads=3)
+    usual = cell_variables(limits, Device.CPU)
+    plain = cell_request(cache="upstream").model_copy(
+        update={"workload": workload, "variables": usual, "limits": limits}
+    )
+    script = minimal_script(plain, title="t", python="", toto_ts="")
+    for line in ("GROUPS = 2", "MISSING = 0.3", "torch.set_num_threads(3)"):
+        assert line in script
+    assert "environ" not in script and differences(plain) == []
+
+    series = CsvSeries(path="/srv/prices.csv", time_column="t", value_columns=("close",))
+    own = {"TORCHINDUCTOR_MAX_AUTOTUNE": "1", "TOTO_API_TOKEN": "hunter2"}
+    cell = plain.model_copy(
+        update={
+            "variables": usual | own,
+            "csv": series,
+            "workload": workload.model_copy(update={"checkpoint": "Datadog/Toto-Open-Base-1.0@1"}),
+        }
+    )
+    script = minimal_script(cell, title="t", python="", toto_ts="")
+    assert "os.environ.update({'TORCHINDUCTOR_MAX_AUTOTUNE': '1'})\n\nimport torch" in script
+    assert imported(script) >= {"os"} and "hunter2" not in script
+    head = " ".join((ast.get_docstring(ast.parse(script)) or "").split())
+    assert len(differences(cell)) == 3
+    for told in ("drawn from a seed", "its series is a walk", "without the variables TOTO_API_TOKEN"):
+        assert told in head
+        assert any(told in one for one in differences(cell))
 
 
 def test_a_users_own_cache_is_put_in_if_it_stands_alone(tmp_path: Path) -> None:

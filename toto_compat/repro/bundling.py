@@ -1,5 +1,6 @@
 """Bundles on the command line: made of an incident that was run again or of a red cell, and unpacked for a replay."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,23 +18,24 @@ from toto_compat.errors import EnvironmentBuildError, InputError
 from toto_compat.evidence.store import log_path
 from toto_compat.matrix.load import find_matrix_file, load_matrix
 from toto_compat.matrix.schema import Matrix
+from toto_compat.matrix.toto_source import toto_source
 from toto_compat.repro.archive import SUFFIX, is_bundle, write_bundle
-from toto_compat.repro.contents import INCIDENT, about, add_run, add_script, failing_frames, gather
+from toto_compat.repro.contents import about, add_run, add_script, failing_frames, gather
 from toto_compat.repro.drafted import as_yaml, write_incident
 from toto_compat.repro.from_log import draft_incident
 from toto_compat.repro.incident import Incident
 from toto_compat.repro.outcome import Reproduction
 from toto_compat.repro.pins import is_pinned
 from toto_compat.repro.production_freeze import read_freeze
-from toto_compat.repro.red_cell import find_red_cell, incident_of
+from toto_compat.repro.red_cell import command_of, find_red_cell, incident_of
 from toto_compat.repro.redaction import redact
 from toto_compat.repro.replay import ToRun, replayed
 from toto_compat.repro.seen import is_named_pipe, read_log_or_explain
-from toto_compat.repro.trace import MinimalRun, run_minimal
+from toto_compat.repro.trace import TracedRun, run_cell, run_minimal
 from toto_compat.runtimes.open import RuntimeName, open_runtime
 from toto_compat.runtimes.progress import print_out, say
 
-_MINIMAL_MINUTES = 20.0
+_TRACED_MINUTES = 20.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def bundling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; it must not exist."),
         click.option("--bundle", is_flag=True, help="Put what was run into one file, for an issue or another machine."),
         click.option("--with-wheels", is_flag=True, help="With the wheels of its lock, for a replay without network."),
-        click.option("--no-trace", is_flag=True, help="Do not run the minimal script for TORCH_TRACE."),
+        click.option("--no-trace", is_flag=True, help="Run nothing for TORCH_TRACE."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -143,14 +145,13 @@ def bundle_reproduction(
     result = reproduction.result
     # as it ran: with another cache or environment if the command line said so, and the pins as an environment
     ran = {"cache": result.cell.cache, "environment": result.cell.environment, "pins": None}
-    device = result.request.device.value
     return make_bundle(
         reproduction.incident.model_copy(update=ran),
         incident_folder,
         result,
         matrix,
         log=log,
-        command=["toto-compat", "repro", INCIDENT, "--runtime", result.provenance.runtime, "--device", device],
+        command=["toto-compat", *sys.argv[1:]],
         shows=reproduction.verdict.value,
         options=options,
         runtime_name=runtime,
@@ -169,7 +170,7 @@ def bundle_red_cell(
         cell.result,
         load_matrix(matrix_path),
         log=log_path(run.folder, cell.result.cell),
-        command=["toto-compat", "repro", run_name, cell_name],
+        command=command_of(run, cell),
         shows=f"FAIL by {cell.decided_by.value if cell.decided_by else 'failure'}",
         options=options,
         runtime_name=runtime,
@@ -201,18 +202,21 @@ def make_bundle(
     options: Bundling,
     runtime_name: RuntimeName,
 ) -> Path:
-    """Gather, run the minimal script where the environment is built here, and write the file."""
+    """Gather, run the minimal script or the cell where the environment is built here, and write the file."""
     target = bundle_target(options, result.cell)
-    # first, since it may be refused: the minimal script takes minutes
+    try:
+        toto_source(result.request.environment.toto_ts)
+    except ValueError as error:
+        told = f"{result.cell} ran with a toto-ts of its own that is not here: {error}"
+        raise InputError(
+            told, hint="lay it there again, or run the cell again with one that others can fetch"
+        ) from error
+    # first, since it may be refused: what is run for a trace takes minutes
     wheels = locked_wheels(result.request) if options.with_wheels else {}
     contents = gather(incident, incident_folder, result, matrix, log=log, command=command, shows=shows)
     script = add_script(contents, incident, result)
-    if script and not options.no_trace:
-        prepared_run = _traced_run(script, result, runtime_name, matrix)
-        if isinstance(prepared_run, str):
-            contents.notes.append(prepared_run)
-        else:
-            add_run(contents, prepared_run)
+    if not options.no_trace:
+        add_run(contents, _traced_run(script, result, runtime_name, matrix))
     head = about(result, contents, command=command, shows=shows)
     manifest = write_bundle(target, head, contents.files, wheels)
     size = target.stat().st_size
@@ -223,19 +227,22 @@ def make_bundle(
     return target
 
 
-def _traced_run(script: str, result: CellResult, runtime_name: RuntimeName, matrix: Matrix) -> MinimalRun | str:
-    """Run the script where the environment is there already; a bundle alone builds none. A text says why not."""
+def _traced_run(script: str, result: CellResult, runtime_name: RuntimeName, matrix: Matrix) -> TracedRun:
+    """Run the script, or the cell where there is none, in its environment if that is there: a bundle builds none."""
     request = result.request
     name = request.cell.environment
     try:
         runtime = open_runtime(runtime_name, limits=matrix.limits, device=request.device)
         if runtime.lock_of(name, request.environment) is None:
-            return f"the minimal script was not run, so there is no trace: {name} is not built in {runtime.name} here"
+            return TracedRun(notes=(f"nothing was run for a trace: {name} is not built in {runtime.name} here",))
         prepared = runtime.build(name, request.environment, say)
     except EnvironmentBuildError as error:
-        return f"the minimal script was not run, so there is no trace: {error.message}"
-    say(f"running the minimal script in {name} for its trace; this takes minutes")
-    return run_minimal(runtime, prepared, script, minutes=_MINIMAL_MINUTES, frames=failing_frames(result))
+        return TracedRun(notes=(f"nothing was run for a trace: {error.message}",))
+    say(f"running {'the minimal script' if script else 'the cell'} in {name} for its trace; this takes minutes")
+    given: dict[str, Any] = {"minutes": _TRACED_MINUTES, "frames": failing_frames(result)}
+    if script:
+        return run_minimal(runtime, prepared, script, **given)
+    return run_cell(runtime, prepared, request, **given)
 
 
 def locked_wheels(request: CellRequest) -> dict[str, Path]:

@@ -1,6 +1,7 @@
 """What goes into a bundle: the incident, everything pinned, what ran, what it said, and a script for an issue."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,21 +18,27 @@ from toto_compat.contract.result import CellResult
 from toto_compat.contract.suites import Suite
 from toto_compat.environments.locks import found_lock_path, parse_lock
 from toto_compat.environments.virtualenv import venv_folder
-from toto_compat.errors import EnvironmentBuildError
+from toto_compat.errors import EnvironmentBuildError, InputError
+from toto_compat.logs.source import opened_log
 from toto_compat.matrix.schema import CacheSource, Matrix
+from toto_compat.matrix.toto_source import is_release
 from toto_compat.matrix.user_cache import BUILTIN, split_source, user_cache_files
 from toto_compat.repro.incident import Incident
-from toto_compat.repro.minimal import NAME, NoMinimalScript, minimal_script
+from toto_compat.repro.minimal import NAME, NoMinimalScript, differences, minimal_script
+from toto_compat.repro.portable import CACHE, portable_request
 from toto_compat.repro.redaction import redact, redact_data, redact_variables
 from toto_compat.repro.secret_code import redact_code
-from toto_compat.repro.trace import MinimalRun
+from toto_compat.repro.trace import CELL_LOG, TracedRun
 
 INCIDENT = "incident.yaml"
 MATRIX = "matrix.yaml"
 RESULT = "result.json"
+REQUEST = "request.json"
+_IN_THE_ENVIRONMENT = f"python -m toto_compat.cell {REQUEST} {RESULT}  # the cell, in its environment"
 PACKAGES = "environment/packages.txt"
 LOCK = "environment/lock.txt"
 _LARGEST_LOG = 16 << 20
+_LEAD = 64 << 10  # no secret of several lines is longer
 
 
 @dataclass
@@ -68,8 +75,9 @@ def gather(
     contents.put("environment/variables.json", json.dumps(redact_variables(request.variables), indent=1) + "\n")
     _put_lock(contents, result)
     _put_log(contents, log)
-    how = [redact(shlex.join(command)), "python -m toto_compat.cell request.json result.json  # in the environment"]
-    contents.put("command.txt", "\n".join(how) + "\n")
+    given = redact_data(portable_request(request).model_dump(mode="json", by_alias=True))
+    contents.put(REQUEST, json.dumps(given, indent=1) + "\n")
+    contents.put("command.txt", f"{redact(shlex.join(command))}\n{_IN_THE_ENVIRONMENT}\n")
     contents.put("README.txt", _readme(incident, result, shows))
     return contents
 
@@ -89,17 +97,16 @@ def add_script(contents: Contents, incident: Incident, result: CellResult) -> st
     except NoMinimalScript as none:
         contents.notes.append(f"no minimal script: {none}")
         return ""
+    contents.notes += [f"{NAME} is not all of the cell: {told}" for told in differences(result.request)]
     script = redact_code(script)
     contents.put(NAME, script)
     return script
 
 
-def add_run(contents: Contents, run: MinimalRun) -> None:
-    """Put in what the minimal script left."""
+def add_run(contents: Contents, run: TracedRun) -> None:
+    """Put in what a run under TORCH_TRACE left."""
     contents.files |= run.files
     contents.notes += run.notes
-    if run.printed:
-        contents.put("minimal.log", run.printed)
 
 
 def about(result: CellResult, contents: Contents, *, command: Sequence[str], shows: str) -> dict[str, Any]:
@@ -148,13 +155,13 @@ def portable_incident(incident: Incident, folder: Path, contents: Contents) -> d
     data: dict[str, Any] = incident.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     data.setdefault("schema", 1)
     if incident.log:
-        text = _text_of(folder / incident.log, _LARGEST_LOG)
+        text = log_text(folder / incident.log)
         if text is None:
             data.pop("log")
-            contents.notes.append("the incident's own log was not put in: it cannot be read or is too large")
+            contents.notes.append("the incident's own log was not put in: it cannot be read")
         else:
             data["log"] = "production.log"
-            contents.put("production.log", redact(text))
+            contents.put("production.log", text)
     workload = data.get("workload", {})
     if workload.get("csv"):
         contents.notes.append(f"the series {workload['csv']['path']} is yours and was not put in: replay needs it")
@@ -171,8 +178,14 @@ def _small_matrix(matrix: Matrix, request: CellRequest, contents: Contents) -> d
     if request.cache.source != BUILTIN:
         file, class_name = split_source(request.cache.source)
         for name, content in user_cache_files(file).items():
-            _put_code(contents, f"cache/{name}", content)
-        caches[request.cache.name] = CacheSource(source=f"cache/{file.name}:{class_name}")
+            _put_code(contents, f"{CACHE}/{name}", content)
+        caches[request.cache.name] = CacheSource(source=f"{CACHE}/{file.name}:{class_name}")
+    fork = request.environment.toto_ts
+    if not is_release(fork) and not re.match(r"git\+(?!file:)", fork):
+        contents.notes.append(
+            f"toto-ts is what lies at {fork} on this machine: every replay refuses the bundle. Name a commit in "
+            "matrix.yaml that others can fetch, git+https://host/fork@<commit>, and run it again"
+        )
     small = matrix.model_copy(
         update={
             "environments": {request.cell.environment: request.environment},
@@ -227,11 +240,35 @@ def _not_what_ran(path: Path, result: CellResult) -> str:
 
 
 def _put_log(contents: Contents, log: Path | None) -> None:
-    text = _text_of(log, _LARGEST_LOG) if log else None
+    text = log_text(log) if log else None
     if text is None:
-        contents.notes.append("the cell's log is not kept any more")
+        contents.notes.append("the cell's log is not kept any more, or is no text")
     else:
-        contents.put("cell.log", redact(text))
+        contents.put("cell.log", text)
+
+
+def log_text(path: Path) -> str | None:
+    """Return a log without its secrets, packed or not, of a long one its beginning and its end; None if there is none.
+
+    What stands in the middle of a secret of several lines can only be known by what comes before: the end is read from
+    a little earlier than it is kept.
+    """
+    kept = _LARGEST_LOG // 2
+    try:
+        with opened_log(str(path), path.name) as stream:
+            head, tail, length = stream.read(kept), bytearray(), 0
+            while chunk := stream.read(1 << 20):
+                length += len(chunk)
+                tail += chunk
+                del tail[: max(0, len(tail) - kept - _LEAD)]
+    except (InputError, OSError):
+        return None
+    if length == len(tail):
+        return redact((head + tail).decode("utf-8", "replace"))
+    first, last = (redact(part.decode("utf-8", "replace")) for part in (head, tail))
+    _, _, whole_lines = last[max(_LEAD, len(last) - kept) :].partition("\n")
+    told = f"[... about {(length - kept) / 1e6:.1f} MB of the log were left out here ...]"
+    return "\n".join([first.rpartition("\n")[0], told, whole_lines])
 
 
 def _text_of(path: Path, largest: int) -> str | None:
@@ -258,7 +295,9 @@ def _readme(incident: Incident, result: CellResult, shows: str) -> str:
         f"{NAME}                      shows it with torch and toto-ts alone; minimal.log is what it printed\n"
         "incident.yaml, matrix.yaml      what is run again, and where\n"
         "environment/                    packages, hashed lock and variables of the process\n"
+        "command.txt, request.json       the command that was given, and what the cell was asked\n"
         "result.json, cell.log           what the cell measured and printed\n"
-        "trace/, code/                   TORCH_TRACE of the minimal script, tlparse's page of it, generated code\n"
+        f"trace/, code/                   TORCH_TRACE of the script, or of the cell ({CELL_LOG}) where there is none;\n"
+        "                                tlparse's page of it, generated code\n"
         "manifest.json                   every file with its sha256, and what is not here\n"
     )

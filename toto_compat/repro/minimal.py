@@ -12,7 +12,10 @@ from string import Template
 from toto_compat.contract.caches import CACHES
 from toto_compat.contract.request import CellRequest, Workload
 from toto_compat.environments.requirements import requirements_of
+from toto_compat.matrix.request import cell_variables
+from toto_compat.matrix.toto_source import is_release
 from toto_compat.matrix.user_cache import split_source
+from toto_compat.repro.redaction import REDACTED, redact_variables
 
 NAME = "minimal.py"
 _PACKAGE = "toto_compat"
@@ -35,6 +38,8 @@ def minimal_script(request: CellRequest, *, title: str, python: str, toto_ts: st
     torch = request.environment.torch
     release = toto_ts or request.environment.toto_ts
     wanted, code = requirements_of(request.environment), cache_code(request)
+    variables = own_variables(request)
+    told = [*differences(request), "that also takes series of other kinds, and looks into its steps"]
     text = template.substitute(
         title=_plain(title),
         needs="torch and toto-ts",
@@ -50,12 +55,18 @@ def minimal_script(request: CellRequest, *, title: str, python: str, toto_ts: st
         mode=request.cell.mode,
         expected="\n".join(f"It shows: {_plain(line)}" for line in expected)
         or "It shows what the log beside it shows.",
+        differs="\n".join(textwrap.wrap(_plain(f"It is not all of the cell: {'; '.join(told)}."), 118)),
+        os="import os\n" if variables else "",
+        variables=f"\n# read when torch is imported\nos.environ.update({variables!r})\n" if variables else "",
+        threads=request.limits.threads,
         device=request.device.value,
         dtype=workload.dtype,
         autocast=f"torch.{workload.autocast}" if workload.autocast else "None",
         compile_arguments=repr(arguments),
         forecasts=pprint.pformat(planned_forecasts(workload), width=100),
         variates=workload.variates,
+        groups=min(workload.groups, workload.variates),
+        missing=workload.missing,
         shapes=_shapes(),
         cache_code=code.text,
         seed=workload.seed,
@@ -65,6 +76,30 @@ def minimal_script(request: CellRequest, *, title: str, python: str, toto_ts: st
     )
     ast.parse(text)  # a script that is handed on at least compiles
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def differences(request: CellRequest) -> list[str]:
+    """Say what the script cannot bring along of the cell."""
+    told = [f"its weights are drawn from a seed, those of the cell are {request.workload.checkpoint}"]
+    told = told if request.workload.checkpoint else []
+    if request.csv is not None:
+        told.append("its series is a walk, that of the cell is a file")
+    if not is_release(request.environment.toto_ts):
+        told.append("the cell had a toto-ts of its own")
+    if secret := sorted(set(_beyond_a_cells(request)) - set(own_variables(request))):
+        told.append(f"without the variables {', '.join(secret)}, whose values are secret")
+    return told
+
+
+def own_variables(request: CellRequest) -> dict[str, str]:
+    """Return the variables that this cell has and others have not, but for those with a secret in them."""
+    clean = redact_variables(_beyond_a_cells(request))
+    return {name: value for name, value in clean.items() if REDACTED not in value}
+
+
+def _beyond_a_cells(request: CellRequest) -> dict[str, str]:
+    usual = cell_variables(request.limits, request.device)
+    return {name: value for name, value in request.variables.items() if usual.get(name) != value}
 
 
 def _plain(text: str) -> str:

@@ -1,5 +1,6 @@
 """A red cell of a run as an incident: what it broke is what must be broken again."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -15,7 +16,7 @@ from toto_compat.matrix.gates import Gate
 from toto_compat.repro.expected import error_again, expected_event
 from toto_compat.repro.incident import Expectation, ExpectedEvent, FailedGate, Incident, RaisedForecast
 from toto_compat.repro.outcome import error_of
-from toto_compat.verdict.judge import JudgedCell, Status
+from toto_compat.verdict.judge import JudgedCell, Status, rerun_command
 from toto_compat.verdict.judged_run import judge_run
 
 _OF_EVENTS = frozenset({Gate.RECOMPILE_LIMIT})
@@ -82,6 +83,14 @@ def incident_of(run: Run, cell: JudgedCell) -> Incident:
             },
         }
     )
+
+
+def command_of(run: Run, cell: JudgedCell) -> list[str]:
+    """Return the command that ran a cell; of one that another run measured, what runs it again."""
+    reused = isinstance(cell.result, StoredCell) and cell.result.reused
+    if run.info.command and not reused and not run.info.merged:
+        return list(run.info.command)
+    return shlex.split(rerun_command(cell.result))
 
 
 def _needed_for(gate: Gate, device: Device) -> Literal["cuda"] | None:

@@ -1,17 +1,25 @@
-"""The minimal script run in its environment under TORCH_TRACE: what it printed, tlparse's page, the generated code."""
+"""Forecasts of a cell again under TORCH_TRACE: by its minimal script, or by itself where there is none.
+
+What it printed, tlparse's page, the generated code.
+"""
 
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from toto_compat.contract.request import CellRequest
+from toto_compat.contract.suites import Group
 from toto_compat.errors import InputError, TotoCompatError
-from toto_compat.evidence.files import cache_folder
+from toto_compat.evidence.files import cache_folder, write_model
 from toto_compat.production.torch_trace import tlparse_program
 from toto_compat.repro.minimal import NAME
+from toto_compat.repro.portable import traceable_request
 from toto_compat.repro.redaction import redact
+from toto_compat.runtimes.cell_process import REQUEST_FILE
 from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
 
 _LARGEST_LOG = 16 << 20
@@ -20,13 +28,14 @@ _LARGEST_PAGE = 48 << 20
 _MOST_FILES = 1_500
 _MOST_CODE = 40
 _TLPARSE_SECONDS = 300
+MINIMAL_LOG, CELL_LOG = "minimal.log", "traced.log"
 
 
 @dataclass(frozen=True)
-class MinimalRun:
-    """Holds what the minimal script left: files by their name in a bundle, and remarks on what is not there."""
+class TracedRun:
+    """Holds what a run under TORCH_TRACE left: files by their name in a bundle, and remarks on what is not there."""
 
-    printed: str = ""
+    log: str = ""  # what the file is called that has what it printed
     exit_code: int | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -34,18 +43,64 @@ class MinimalRun:
 
 def run_minimal(
     runtime: Runtime, prepared: PreparedEnvironment, script: str, *, minutes: float, frames: Iterable[str] = ()
-) -> MinimalRun:
+) -> TracedRun:
     """Run the script with the environment's interpreter, isolated from this package. `frames` are those that failed."""
-    with tempfile.TemporaryDirectory(prefix="minimal-", dir=cache_folder()) as scratch:
-        folder = Path(scratch)
+    with _scratch() as folder:
         (folder / NAME).write_text(script, encoding="utf-8")
-        (folder / "trace").mkdir()
         # isolated (-I): PYTHONPATH, where a cell finds this package, is not looked at
-        words = ("env", "TORCH_TRACE=trace", "{python}", "-I", NAME)
+        words = ("{python}", "-I", NAME)
+        traced = _Traced("the minimal script", "minimal", MINIMAL_LOG, minutes, frozenset(frames))
+        return traced.run(runtime, prepared, words, folder, {})
+
+
+def run_cell(
+    runtime: Runtime, prepared: PreparedEnvironment, request: CellRequest, *, minutes: float, frames: Iterable[str] = ()
+) -> TracedRun:
+    """Take the cell's own forecasts with its own cache, as the suite does that watches the compiler."""
+    traced = _Traced("the cell", "cell", CELL_LOG, minutes, frozenset(frames))
+    if request.checkpoint_folder is not None and prepared.runtime == "docker":
+        return TracedRun(notes=("no TORCH_TRACE: a container does not see the checkpoint",))
+    with _scratch() as folder:
         try:
-            attached = runtime.attached(prepared, words, folder, terminal=False)
+            write_model(folder / REQUEST_FILE, traceable_request(request, folder))
+        except (TotoCompatError, OSError) as error:
+            return TracedRun(notes=(f"no TORCH_TRACE: what the cell reads is not there any more: {error}",))
+        # the group itself: a cell takes TORCH_TRACE away from those that it starts
+        words = ("{python}", "-m", "toto_compat.cell.group", REQUEST_FILE, Group.OBSERVE.value, "left.json")
+        return traced.run(runtime, prepared, words, folder, {**request.variables, "PYTHONSAFEPATH": "1"})
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="traced-", dir=cache_folder()) as scratch:
+        folder = Path(scratch)
+        (folder / "trace").mkdir()
+        yield folder
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """What is run, and what its files are called."""
+
+    what: str
+    name: str
+    log: str
+    minutes: float
+    frames: frozenset[str]
+
+    def run(
+        self,
+        runtime: Runtime,
+        prepared: PreparedEnvironment,
+        words: tuple[str, ...],
+        folder: Path,
+        variables: Mapping[str, str],
+    ) -> TracedRun:
+        given = [f"{name}={value}" for name, value in variables.items()]
+        try:
+            attached = runtime.attached(prepared, ("env", *given, "TORCH_TRACE=trace", *words), folder, terminal=False)
         except TotoCompatError as error:
-            return MinimalRun(notes=(f"the minimal script was not run: {error.message}",))
+            return TracedRun(notes=(f"{self.what} was not run: {error.message}",))
         with (folder / "printed").open("w+b") as printed:
             try:
                 done = subprocess.run(
@@ -55,7 +110,7 @@ def run_minimal(
                     stdin=subprocess.DEVNULL,
                     stdout=printed,
                     stderr=subprocess.STDOUT,
-                    timeout=minutes * 60,
+                    timeout=self.minutes * 60,
                     check=False,
                 )
                 code: int | None = done.returncode
@@ -63,14 +118,15 @@ def run_minimal(
                 code = None
             printed.seek(0)
             said = redact(printed.read(_LARGEST_LOG).decode("utf-8", "replace"))
-        notes = [f"the minimal script was given up after {minutes:g} minutes"] if code is None else []
+        notes = [f"{self.what} was given up after {self.minutes:g} minutes"] if code is None else []
         if code:
-            notes.append(f"the minimal script ended with exit code {code}: see minimal.log")
-        files, more = _traced(folder, frozenset(frames))
-        return MinimalRun(said, code, files, (*notes, *more))
+            notes.append(f"{self.what} ended with exit code {code}: see {self.log}")
+        files, more = _traced(folder, self.name, self.frames)
+        printed_files = {self.log: said.encode()} if said else {}
+        return TracedRun(self.log, code, {**printed_files, **files}, (*notes, *more))
 
 
-def _traced(folder: Path, frames: frozenset[str]) -> tuple[dict[str, bytes], list[str]]:
+def _traced(folder: Path, name: str, frames: frozenset[str]) -> tuple[dict[str, bytes], list[str]]:
     """Gather the trace, tlparse's page of it and the code of the frames that failed, as far as there are any."""
     traces = sorted((folder / "trace").glob("dedicated_log_torch_trace_*.log"), key=lambda path: path.stat().st_size)
     if not traces:
@@ -78,7 +134,7 @@ def _traced(folder: Path, frames: frozenset[str]) -> tuple[dict[str, bytes], lis
     trace = traces[-1]  # of workers there are others, empty but for their header
     if trace.stat().st_size > _LARGEST_TRACE:
         return {}, [f"TORCH_TRACE was left out: {trace.stat().st_size / 1e6:.0f} MB"]
-    files = {"trace/dedicated_log_torch_trace_minimal.log": _redacted(trace.read_bytes())}
+    files = {f"trace/dedicated_log_torch_trace_{name}.log": _redacted(trace.read_bytes())}
     try:
         # the page is for people; the code is taken from plain text
         page, plain = (_tlparsed(trace, folder / name, *options) for name, options in _READINGS.items())
@@ -88,7 +144,7 @@ def _traced(folder: Path, frames: frozenset[str]) -> tuple[dict[str, bytes], lis
     if len(page) > _MOST_FILES or sum(path.stat().st_size for path in page.values()) > _LARGEST_PAGE:
         notes.append(f"tlparse's page was left out: {len(page)} files; `tlparse trace/*.log` makes it")
     else:
-        files |= {f"trace/tlparse/{_member(name)}": _redacted(path.read_bytes()) for name, path in page.items()}
+        files |= {f"trace/tlparse/{_member(own)}": _redacted(path.read_bytes()) for own, path in page.items()}
     code = dict(_generated_code(plain, frames))
     if not code:
         notes.append("no generated code: nothing of the failing function reached inductor")
