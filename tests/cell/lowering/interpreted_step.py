@@ -22,6 +22,19 @@ def step(x: Tensor, weight: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
     return scores * past.sigmoid(), (normed.abs() + 1).log().sum(-1)
 
 
+def powers(x: Tensor, _weight: Tensor, past: Tensor) -> tuple[Tensor]:
+    """Whole powers of numbers on both sides of zero: NVIDIA's function takes a sign, a logarithm does not."""
+    return ((x.sign() * (x.abs() + 0.5)).pow(past),)
+
+
+def beyond_it(x: Tensor, _weight: Tensor, _past: Tensor) -> tuple[Tensor]:
+    """A function of NVIDIA's library that Triton has not."""
+    return (x.tanh().erfinv(),)
+
+
+STEPS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"layer": step, "powers": powers, "beyond it": beyond_it}
+
+
 def without_mask(source: str) -> str:
     """Drop the mask of every load of a reduction, and what keeps its extra elements out of the sum."""
     loads = re.sub(
@@ -48,8 +61,9 @@ SABOTAGES: Mapping[str, Callable[[str], str]] = {
 }
 
 
-def main(sabotage: str) -> None:
+def main(sabotage: str, name: str = "layer") -> None:
     torch.manual_seed(0)
+    function = STEPS[name]
     alter, altered = SABOTAGES[sabotage], []
 
     def altering(source: str) -> str:
@@ -57,17 +71,17 @@ def main(sabotage: str) -> None:
         return alter(source)
 
     interpreter = Interpreter(CARDS["sm_90"], alter=altering)
-    arguments = (torch.randn(ROWS, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(ROWS, WIDTH))
+    arguments = (torch.randn(ROWS, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(ROWS, WIDTH).round())
     with torch.no_grad(), every_graph_goes_to(Rehearsal(interpreter)):
-        run = torch.compile(step)
+        run = torch.compile(function)
         got = run(*arguments)
     assert [report.error for report in interpreter.reports] == [""], interpreter.reports
     assert interpreter.launches
     assert altered == [sabotage != "none"], "the sabotage found nothing to change"
-    off = [(ours - theirs).abs().max() for ours, theirs in zip(got, step(*arguments), strict=True)]
+    off = [(ours - theirs).abs().max() for ours, theirs in zip(got, function(*arguments), strict=True)]
     worst = torch.stack(off).nan_to_num(torch.inf).max()
     sys.stdout.write(f"{float(worst)}\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
