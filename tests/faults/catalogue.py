@@ -20,6 +20,8 @@ FAULTS: Mapping[str, Fault] = {
     "results slow": storage.slow_disk,
     "clock jumps": storage.clock_jumps,
     "stored cell damaged": storage.damaged_files,
+    "stored references damaged": storage.damaged_references,
+    "run damaged": storage.damaged_run,
     "stored cells of an older layout": storage.older_layouts,
     "run of a later version": storage.later_run,
     "two runners": storage.two_runners,

@@ -6,12 +6,21 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.faults.kills import CELL_NOT_RUN, how
 from tests.faults.outcome import ENDED_BEFORE, Campaign, Outcome, named
-from tests.faults.trial import CELLS, Damage, Trial, promises, resumed, still_left
+from tests.faults.trial import (
+    CELLS,
+    Damage,
+    Trial,
+    promises,
+    resumed,
+    still_left,
+    whole_cell,
+    whole_cells_of_latest,
+)
 
 STORAGE = 8
 SMALL_DISKS = (64, 128, 256, 512, 1024, 1536)  # KB, and beyond what a whole run takes
@@ -23,7 +32,8 @@ def joined(broken: list[str], damage: Damage) -> Damage:
 
 def full_at_each_call(campaign: Campaign) -> Iterator[Outcome]:
     """Let one call after the other fail with ENOSPC, once: each file of a run, at each thing done to it."""
-    yield from _failing_calls(campaign, "full once", errno.ENOSPC)
+    drawn = campaign.one_of_each_kind("full once", lambda call: not _changes_nothing(call))
+    yield from _failing_calls(campaign, "full once", errno.ENOSPC, drawn=drawn)
 
 
 def full_from_a_call_on(campaign: Campaign) -> Iterator[Outcome]:
@@ -55,18 +65,19 @@ def _failing_calls(
     wanted: Callable[[str], bool] = lambda _: True,
     *,
     only_results: bool = False,
+    drawn: Sequence[int] = (),
 ) -> Iterator[Outcome]:
     calls = campaign.calls()
     chosen = [call for call in calls if wanted(call)] if only_results else list(calls)
-    for drawn in campaign.moments_of(name, lambda call: wanted(call) and not _changes_nothing(call)):
-        number = sum(wanted(call) for call in calls[:drawn]) if only_results else drawn
+    for moment in drawn or campaign.moments_of(name, lambda call: wanted(call) and not _changes_nothing(call)):
+        number = sum(wanted(call) for call in calls[:moment]) if only_results else moment
         with campaign.trial() as trial:
             under = str(trial.results) if only_results else ""
             fault = {"FAULT_AT": str(number), "FAULT_KIND": str(error), **(more or {})}
             ended = trial.start(fault=fault, under=under).wait()
-            moment = f"{number}: {named(chosen[number - 1])}"
+            where = f"{number}: {named(chosen[number - 1])}"
             if not trial.was_hit(number):
-                yield Outcome(moment, "", not_run=ENDED_BEFORE)
+                yield Outcome(where, "", not_run=ENDED_BEFORE)
                 continue
             # whatever could not be written is told; a cell that could not be given its files is an error of that cell
             broken = promises(ended, 0, CELL_NOT_RUN, STORAGE)
@@ -74,7 +85,7 @@ def _failing_calls(
                 broken.append(f"the error does not say {os.strerror(error)!r}: {ended.said[-300:]}")
             had = len(trial.kept())
             damage = joined(broken, resumed(trial))
-            yield Outcome(moment, f"{how(ended)}, {had} cells kept, resumed", damage)
+            yield Outcome(where, f"{how(ended)}, {had} cells kept, resumed", damage)
 
 
 def small_disk(campaign: Campaign) -> Iterator[Outcome]:
@@ -113,7 +124,7 @@ def _mount(disk: Path, kilobytes: int) -> str:
 
 def file_size_limit(campaign: Campaign) -> Iterator[Outcome]:
     """Give the runner a limit on the size of files, as a quota does."""
-    for size in (1_000, 4_000, 16_000):
+    for size in (4_000, 1_000, 16_000)[: campaign.moments]:
         with campaign.trial() as trial:
             ended = trial.start(limit=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))).wait()  # noqa: B023
             broken = promises(ended, 0, CELL_NOT_RUN, STORAGE)
@@ -219,6 +230,51 @@ def _of_damaged(trial: Trial, said: str, victim: Path, name: str, begun: int) ->
     lost += [f"{cell} is nowhere" for cell in sorted(CELLS - trial.kept())]
     left = [path for path in still_left(trial) if "damaged" not in path]
     return "set aside, named, run again", Damage(tuple(lost), tuple(left), tuple(broken))
+
+
+def damaged_references(campaign: Campaign) -> Iterator[Outcome]:
+    """Damage the stored answers that cells are held to: set aside, named and computed again for the next cell."""
+    for damage_file in (_truncated, _zeroed, _flipped)[: campaign.moments]:
+        with campaign.trial() as trial:
+            trial.start().wait()
+            place = next(trial.cache.glob("references/*/*/references.json"))
+            victim = campaign.random(f"references {damage_file.__name__}").choice(sorted(place.parent.iterdir()))
+            victim.write_bytes(damage_file(victim.read_bytes()))
+            ended = trial.start("--profile", "other").wait()  # as other cells, which no store has
+            broken = promises(ended, 0)
+            if "stored answers cannot be used" not in ended.said:
+                broken.append(f"damaged answers are not named: {ended.said[-400:]}")
+            if not (place.parents[1] / "damaged" / place.parent.name).is_dir():
+                broken.append("damaged answers are not kept aside")
+            damage = Damage(left=tuple(still_left(trial)), broken=tuple(broken))
+            yield Outcome(f"{victim.name} {damage_file.__name__}", "set aside, named, computed again", damage)
+
+
+def damaged_run(campaign: Campaign) -> Iterator[Outcome]:
+    """Damage files of a run and go on in it: they are set aside and named, and the cell is measured again."""
+    for name, files in (("a cell", "cells/*/*/*.json"), ("the list of cells", "run.json")):
+        for damage_file in (_truncated, _emptied, _of_a_later_version)[: campaign.moments]:
+            with campaign.trial() as trial:
+                trial.start("--run", "one").wait()
+                run, draw = trial.results / "one", campaign.random(f"{name} {damage_file.__name__}")
+                victim = draw.choice(sorted(run.glob(files)))
+                cell = whole_cell(victim)
+                for stored in trial.cache.glob("evidence/??/*.json"):
+                    if cell and whole_cell(stored) == cell:
+                        stored.unlink()
+                victim.write_bytes(damage_file(victim.read_bytes()))
+                begun = len(trial.entries("begun"))
+                ended = trial.start("--run", "one").wait()
+                broken = promises(ended, 0)
+                if "its file cannot be used" not in ended.said:
+                    broken.append(f"the damaged file is not named: {ended.said[-400:]}")
+                if not (run / "damaged" / victim.relative_to(run)).exists():
+                    broken.append("the damaged file is not kept aside")
+                again = trial.entries("begun")[begun:]
+                lost = [f"{one} is run again for nothing" for one in again if one != cell]
+                lost += [f"{one} is nowhere" for one in sorted(CELLS - whole_cells_of_latest(trial))]
+                damage = Damage(tuple(lost), tuple(still_left(trial)), tuple(broken))
+                yield Outcome(f"{name} {damage_file.__name__}", "set aside, named, run again", damage)
 
 
 def older_layouts(campaign: Campaign) -> Iterator[Outcome]:

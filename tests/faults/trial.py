@@ -37,6 +37,7 @@ modes: [default, reduce-overhead]
 limits: {{memory: MEMORY}}
 profiles:
   quick: {{iterations: 1, workloads: [quick], suites: [recompile, equivalence], timeout_minutes: MINUTES}}
+  other: {{iterations: 1, workloads: [quick], suites: [equivalence], timeout_minutes: MINUTES}}
 workloads:
   quick: {{}}
 """
