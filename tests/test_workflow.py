@@ -80,6 +80,18 @@ def test_a_dry_run_as_json_names_what_is_built_downloaded_and_guessed() -> None:
     assert plan["estimated_seconds"] > 0
 
 
+def test_the_gpus_that_are_compiled_for_can_be_named_and_make_another_cell_of_a_cuda_build() -> None:
+    selector = "torch-2.9.0-cu128/upstream/default"
+    keys = []
+    for options in ((), ("--architecture", "sm_90"), ("--architecture", "sm_90", "--architecture", "sm_80")):
+        planned = matrix(StubRuntime(), selector, "--device", "cpu", *options, "--dry-run", "--json")
+        keys += [cell["key"] for cell in json.loads(planned.stdout)["cells"]]
+    assert len(set(keys)) == 3
+    error = matrix(StubRuntime(), selector, "--architecture", "sm_91").exception
+    assert isinstance(error, SelectionError)
+    assert "sm_91: no such GPU is described" in error.message
+
+
 def test_a_second_run_takes_unchanged_cells_from_the_store() -> None:
     matrix(StubRuntime(), "--run", "first")
     # a stub that would fail every cell: if one were run, it would show

@@ -11,7 +11,7 @@ from toto_compat.contract.request import Device, Environment
 from toto_compat.contract.result import Failure
 from toto_compat.environments.virtualenv import venv_folder
 from toto_compat.errors import EnvironmentBuildError, ExitCode, StorageError
-from toto_compat.evidence.store import Run, StoredCell, cell_path, load_run, read_cell
+from toto_compat.evidence.store import Run, StoredCell, cell_path, load_run, read_cell, write_cell
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.load import load_matrix
 from toto_compat.matrix.request import matrix_request
@@ -46,7 +46,6 @@ class Machine:
         environment = asked.selectors[0].partition("/")[0]
         if environment in self.broken:
             raise EnvironmentBuildError(f"{environment}: no such wheel")
-        cells = []
         for selector in asked.selectors[: self.stopped_after]:
             cell = read_cell(
                 cell_path(ROOT / "results/reference/cpu", f"torch-2.13.0-cpu/{selector.partition('/')[2]}")
@@ -55,8 +54,7 @@ class Machine:
             cell = cell.model_copy(update={"cell": named.cell, "request": named})
             if selector.partition("/")[2] in self.crashing:
                 cell = cell.model_copy(update={"evidence": {}, "failure": Failure(kind="crash", message="killed")})
-            cells.append(cell)
-        keep(asked.results, asked.run, MATRIX, profile="quick", cells=cells, revision="")
+            write_cell(asked.results / asked.run, cell)
         if len(asked.selectors) > self.stopped_after:
             raise KeyboardInterrupt
         return ExitCode.OK
@@ -122,6 +120,19 @@ def test_what_a_session_had_finished_that_was_killed_is_kept_without_running_it_
     machine.asked.clear()
     made = make(making(tmp_path), ["2.13.0"])
     assert (machine.asked, len(made.kept)) == ([], 4)
+
+
+def test_what_a_session_left_damaged_is_told_and_run_again(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(making_module, "_keep_finished", lambda *_, **__: [])
+        make(making(tmp_path), ["2.13.0"])
+    [damaged] = (tmp_path / "cache" / "reference").rglob("cells/torch-2.13.0-cpu/list_index/default.json")
+    damaged.write_text("{", encoding="utf-8")
+    made = make(making(tmp_path), ["2.13.0"])
+    assert len(made.kept) == 4
+    assert len(made.failed) == 1 and str(damaged) in made.failed[0]
 
 
 def test_what_could_not_be_run_is_tried_twice_kept_as_that_and_then_left_alone(

@@ -14,6 +14,7 @@ from toto_compat.reference.making import Forecast, Made, Making, forecast, make,
 from toto_compat.reference.plan import PLAN_FILE, chosen_releases, chosen_runs, lacking_environment, read_plan
 from toto_compat.reference.showing import SHOWN, show, stale_showing
 from toto_compat.reference.torch_logs import LogCount, counts_table, read_counts, why_not_counted
+from toto_compat.runtimes.progress import say
 
 
 @click.command("reference")
@@ -70,7 +71,11 @@ def reference_command(
     if dry_run:
         click.echo(forecast_text([forecast(making, release) for release in releases], making))
         return
-    made = Made() if show_only else make(making, releases)
+    try:
+        made = Made() if show_only else make(making, releases)
+    except KeyboardInterrupt:
+        say("reference: what was finished is kept; `--show-only` shows it, the same command again goes on")
+        raise
     project = matrix_path.resolve().parent if plan_file == PLAN_FILE else plan_file.parent
     for name, run in making.plan.runs.items():
         if has_other_limits(making.folder, name, making.matrix, run.profile):

@@ -12,7 +12,7 @@ from pathlib import Path
 from toto_compat.contract.request import Device
 from toto_compat.errors import ExitCode, TotoCompatError
 from toto_compat.evidence.files import cache_folder
-from toto_compat.evidence.store import CellStore, StoredCell, cell_path, load_run, read_cell
+from toto_compat.evidence.store import CellStore, StoredCell, cell_path, read_cell
 from toto_compat.matrix.asked import Asked
 from toto_compat.matrix.schema import Matrix
 from toto_compat.matrix.selection import select_cells
@@ -194,23 +194,26 @@ def _run_once(making: Making, batch: Sequence[KeptRow], made: Made, *, again: bo
 def _keep_finished(making: Making, batch: Sequence[KeptRow], made: Made, *, again: bool = False) -> list[KeptRow]:
     """Keep what the run of these rows has finished, and forget it there. Return the rows that could not be run: they
     are kept as that the second time."""
-    first, rows, undone = batch[0].row, {row.row.cell: row for row in batch}, []
-    folder = _results_of(making) / _run_name(first)
+    first, undone = batch[0].row, []
     revision, _ = git_revision(making.matrix_file.resolve().parent)
-    for cell in load_run(folder).cells if (folder / "run.json").exists() else ():
-        row = rows.get(cell.cell)
-        if row is None or stale_because(cell, row.row, making.matrix) or _says_nothing(cell):
-            continue
-        undecided = is_undecided(cell, row.row, making.matrix)
-        if undecided and not again:
-            undone.append(row)
+    for row in batch:
+        finished = cell_path(_results_of(making) / _run_name(first), row.row.cell)
+        if not finished.exists():
             continue
         with _told(first.release, made):
+            cell = read_cell(finished)
+            if stale_because(cell, row.row, making.matrix) or _says_nothing(cell):
+                continue
+            undecided = is_undecided(cell, row.row, making.matrix)
+            if undecided and not again:
+                undone.append(row)
+                finished.unlink()  # a second try that is cut off must not find the first one's
+                continue
             keep(making.folder, first.run, making.matrix, profile=first.profile, cells=[cell], revision=revision)
             made.kept.append(cell.cell)
-            cell_path(folder, cell.cell).unlink(missing_ok=True)
-        if undecided:
-            made.failed.append(f"{cell.cell}: could not be run, twice")
+            finished.unlink()
+            if undecided:
+                made.failed.append(f"{cell.cell}: could not be run, twice")
     return undone
 
 
