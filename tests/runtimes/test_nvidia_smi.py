@@ -178,7 +178,7 @@ def test_a_split_gpu_is_its_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert find_gpus() == (second,)
 
 
-@pytest.mark.parametrize("visible", ["0", smi.SPLIT[0]["uuid"], smi.SPLIT[0]["uuid"][:12]])
+@pytest.mark.parametrize("visible", ["0", str(smi.SPLIT[0]["uuid"]), str(smi.SPLIT[0]["uuid"])[:12]])
 @pytest.mark.parametrize("size", ["3g.20gb", "1g.5gb"], ids=["alike", "of two sizes"])
 def test_of_a_split_gpu_that_is_named_whole_the_first_slice_is_taken_as_cuda_does(
     visible: str, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
