@@ -127,7 +127,11 @@ def test_a_dry_run_says_time_and_disk_and_changes_nothing(tmp_path: Path, monkey
 def in_order(**verdicts: str) -> JudgedRun:
     """Rows of fixed_size/default, by their release and their verdict."""
     releases = {f"2.{minor.removeprefix('r')}.0": verdict for minor, verdict in verdicts.items()}
-    changes = {"good": {}, "bad": {Gate.RECOMPILES: 3.0}, "undecided": {Gate.EQUIVALENCE: None}}
+    changes: dict[str, dict[Gate, float | None]] = {
+        "good": {},
+        "bad": {Gate.RECOMPILES: 3.0},
+        "undecided": {Gate.EQUIVALENCE: None},
+    }
     return judged_run(
         *(with_figures(good_result(torch=release), changes[verdict]) for release, verdict in releases.items())
     )

@@ -115,7 +115,7 @@ def _history(contender: Contender) -> dict[str, Status]:
 
 
 def _good_to_the_end(history: Mapping[str, Status]) -> list[str]:
-    newest_first = takewhile(lambda release: history[release] is Status.PASS, reversed(history))
+    newest_first = takewhile(lambda release: history[release] is Status.PASS, reversed(list(history)))
     return list(newest_first)[::-1]
 
 
