@@ -106,7 +106,7 @@ def test_many_rows_in_turns_of_one_graph_are_those_of_eager(
     """A turn begins where the last one ended: with its outputs poisoned and its keys in the same buffers."""
     of_a_row = 16 * 2 * 2 * 32 * 8  # patches of room; keys and values of two layers over time, 32 wide, in float64
     monkeypatch.setattr(static_graphs, "_MOST_STEP_BYTES", AT_ONCE * of_a_row)
-    told = {"max_patches": 16, "batch_sizes": (ROWS,), "draws": "direct"}
+    told: dict[str, Any] = {"max_patches": 16, "batch_sizes": (ROWS,), "draws": "direct"}
     spec, request = CompileSpec(mode="reduce-overhead"), CacheRequest(name="fixed_size", source="builtin")
     compiled, eager = (bind(Small().build(), request, compile_spec=one, **told) for one in (spec, None))
     series = series_of(context=5, horizon=PATCHES, batch=1, variates=1)
