@@ -13,7 +13,7 @@ from tests.verdict.stored_runs import store_run
 from toto_compat.evidence.store import load_run
 from toto_compat.matrix.gates import Gate
 from toto_compat.report.html import render_page
-from toto_compat.report.page_data import history_of
+from toto_compat.report.page_data import bundle_name, history_of
 from toto_compat.verdict.judged_run import judge_run
 
 if TYPE_CHECKING:
@@ -152,6 +152,28 @@ def test_a_cell_opens_to_gates_plots_reasons_and_its_command(opened: OpenedPage)
     assert "x0" not in opened.page.locator("dialog figure").first.inner_text().split()
     opened.page.keyboard.press("Escape")
     assert not opened.page.locator("dialog[open]").count()
+
+
+def test_a_bundle_beside_the_page_is_a_link_and_one_that_is_not_made_yet_a_command(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    results = [production_incident(), production_incident(torch="2.9.0", build="cu128")]
+    folder = store_run(tmp_path, "now", results)
+    (folder / bundle_name(results[0].cell)).touch()
+    target = folder / "page.html"
+    target.write_text(render_page(judge_run(load_run(folder)), {}), encoding="utf-8")
+    opened = OpenedPage(browser, target)
+    opened.open_cell("list_index")
+    link = opened.page.locator("dialog a[href$='.bundle.zip']")
+    assert link.inner_text() == link.get_attribute("href") == bundle_name(results[0].cell)
+    assert "toto-compat repro" not in opened.page.locator("dialog").inner_text()
+    opened.page.keyboard.press("Escape")
+    opened.page.locator("tr[data-cache='list_index'] button").nth(1).click()
+    opened.page.locator("dialog[open] h3").first.wait_for()
+    assert link.count() == 0
+    assert f"toto-compat repro now {results[1].cell} -o" in opened.page.locator("dialog").inner_text()
+    assert opened.complaints == []
+    opened.context.close()
 
 
 def test_predicted_figures_look_different_from_measured_ones(opened: OpenedPage) -> None:

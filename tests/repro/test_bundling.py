@@ -1,6 +1,7 @@
 """Bundles on the command line: of a red cell, and what is told where one cannot be made or replayed."""
 
 import os
+import shlex
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -186,10 +187,21 @@ def test_a_green_cell_an_unknown_one_and_an_unknown_run_have_no_bundle(run_folde
 def test_the_page_shows_the_command_for_red_cells_alone(tmp_path: Path) -> None:
     red, green = judged_run(production_incident(), good_result()).cells
     details = [cell_details(cell, [], 0, tmp_path / "my run") for cell in (red, green)]
-    assert {one["name"]: one["bundle"] for one in details} == {
-        RED: f"toto-compat repro 'my run' {RED}",
-        "torch-2.13.0-cpu/fixed_size/default": "",
+    target = "results/my run/torch-2.13.0-cpu_list_index_default.bundle.zip"
+    assert {one["name"]: (one["bundle"], one["bundleFile"]) for one in details} == {
+        RED: (f"toto-compat repro 'my run' {RED} -o '{target}'", ""),
+        "torch-2.13.0-cpu/fixed_size/default": ("", ""),
     }
+
+
+def test_the_page_links_the_bundle_that_its_command_made_beside_it(run_folder: Path) -> None:
+    (cell, _) = judged_run(production_incident(), good_result()).cells
+    words = shlex.split(cell_details(cell, [], 0, run_folder)["bundle"])
+    made = with_matrix(*words[2:], "--no-trace")
+    assert made.exit_code == 0, made.output
+    linked = cell_details(cell, [], 0, run_folder)["bundleFile"]
+    assert linked == "torch-2.13.0-cpu_list_index_default.bundle.zip"
+    assert unpack(run_folder / linked, run_folder.parent / "out").cell == RED
 
 
 def test_a_tampered_bundle_is_refused_with_its_own_exit_code(run_folder: Path, tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def cell_details(
         "started": result.provenance.started,
         "rerun": rerun_command(result),
         "bundle": bundle_command(run, cell) if run else "",
+        "bundleFile": bundle_name(result.cell) if run and (run / bundle_name(result.cell)).is_file() else "",
         "files": [f"cells/{result.cell}.json", f"logs/{result.cell}.log"],
         "reusedFrom": result.ran_in if isinstance(result, StoredCell) and result.reused else "",
         "history": [[past.run, past.date, past.verdict, past.speedup, past.recompiles_total] for past in history],
@@ -139,7 +140,13 @@ def bundle_command(run: Path, cell: JudgedCell) -> str:
     if cell.verdict is not Status.FAIL:
         return ""
     name = f"{run.parent.name}/{run.name}" if run.parent.name == "reference" else run.name
-    return shlex.join(["toto-compat", "repro", name, str(cell.result.cell)])
+    beside_the_page = f"results/{name}/{bundle_name(cell.result.cell)}"
+    return shlex.join(["toto-compat", "repro", name, str(cell.result.cell), "-o", beside_the_page])
+
+
+def bundle_name(cell: CellName) -> str:
+    """Name the file that a cell's bundle is."""
+    return f"{cell.replace('/', '_').replace('@', '_')}.bundle.zip"
 
 
 def _lowered(result: CellResult) -> dict[str, Any] | None:

@@ -25,7 +25,6 @@ from toto_compat.repro.new_file import new_file
 
 MANIFEST = "manifest.json"
 WHEELS = "wheels/"
-SUFFIX = ".bundle.zip"
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # of the format: a member's time says nothing
 _NAME = re.compile(r"[A-Za-z0-9_+,=@%()\[\] -][A-Za-z0-9._+,=@%()\[\] -]{0,150}")
 _CHUNK = 1 << 20

@@ -19,7 +19,8 @@ from toto_compat.evidence.store import log_path
 from toto_compat.matrix.load import find_matrix_file, load_matrix
 from toto_compat.matrix.schema import Matrix
 from toto_compat.matrix.toto_source import toto_source
-from toto_compat.repro.archive import SUFFIX, is_bundle, write_bundle
+from toto_compat.report.page_data import bundle_name
+from toto_compat.repro.archive import is_bundle, write_bundle
 from toto_compat.repro.contents import about, add_run, add_script, failing_frames, gather
 from toto_compat.repro.drafted import as_yaml, write_incident
 from toto_compat.repro.from_log import draft_incident
@@ -179,7 +180,7 @@ def bundle_red_cell(
 
 def bundle_target(options: Bundling, cell: CellName) -> Path:
     """Name the file that a cell's bundle becomes; InputError where it cannot, for which nobody waits for a run."""
-    target = options.output or Path(f"{cell.replace('/', '_').replace('@', '_')}{SUFFIX}")
+    target = options.output or Path(bundle_name(cell))
     if target.exists():
         raise InputError(f"{target} exists and is not overwritten", hint=_ANOTHER)
     if not target.parent.is_dir():

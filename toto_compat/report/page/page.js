@@ -270,6 +270,14 @@ function provenanceSection(cell, held) {
     element("pre", { tabindex: "0" }, Object.entries(list).map(([name, version]) => `${name}==${version}`).join("\n")))));
 }
 
+function bundleOf(cell) {
+  if (cell.bundleFile) {
+    const link = element("a", { href: encodeURIComponent(cell.bundleFile) }, cell.bundleFile);
+    return [element("p", {}, "All of it in one file, for an issue or another machine: ", link)];
+  }
+  return cell.bundle ? [copyable("Put all of it into one file, for an issue or another machine", cell.bundle)] : [];
+}
+
 function fillDetails(cell, provenance) {
   document.getElementById("details-name").textContent = cell.name;
   const lead = element("p", { class: "lead" }, chip(cell.verdict), ` on ${cell.device}, ${cell.forecast}. `,
@@ -280,7 +288,7 @@ function fillDetails(cell, provenance) {
     element("div", { title: gate.method }, gate.reason, gate.next ? element("div", { class: "note" }, "get it with ", element("code", {}, gate.next)) : ""),
   ]), [5]);
   const parts = [lead, copyable("Run this cell again", cell.rerun),
-    ...(cell.bundle ? [copyable("Put all of it into one file, for an issue or another machine", cell.bundle)] : []), ...section("Gates", gates)];
+    ...bundleOf(cell), ...section("Gates", gates)];
   if (cell.failure) parts.push(...section("The cell did not finish", element("pre", { tabindex: "0" }, failureText(cell.failure))));
   if (cell.lowered) parts.push(...section("Compiled for CUDA without a GPU", element("p", {}, element("span", { class: "predicted" }, "≈ decides nothing"), ` ${cell.lowered.told}.`), table(
     ["GPU", "graphs lowered", "whole in CUDA graphs", "partitions captured", "kernels", "most registers", "spilling", "library calls", "values on the CPU", "seconds", "torch said"], cell.lowered.rows, [7, 10])));
