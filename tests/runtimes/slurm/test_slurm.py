@@ -169,6 +169,19 @@ def test_a_job_that_was_cancelled_is_an_error_and_not_tried_again(project: Proje
     assert project.jobs_of("upstream") == (job,)
 
 
+def test_a_job_that_is_put_back_and_held_is_told_and_replaced(project: Project) -> None:
+    """As Slurm does itself with a job whose prolog fails."""
+    started = project.matrix({"upstream": "hang once"}, UPSTREAM)
+    started.until(f"{UPSTREAM}: recompile start")
+    job = project.jobs_of("upstream")[-1]
+    project.cluster.command("scontrol", "requeuehold", job)
+    assert f"`scontrol release {job}`" in started.until("1 jobs are held (job_requeued_in_held_state)")
+    assert started.end() == ExitCode.OK, started.printed
+    assert project.cells()["upstream"].failure is None
+    assert len(project.jobs_of("upstream")) == 2
+    assert project.cluster.command("squeue", "--noheader", "-o", "%i", "-j", job, "--states=PD") == ""
+
+
 def test_a_controller_that_restarts_changes_nothing(project: Project) -> None:
     os.mkfifo(project.cache / GATE)
     started = project.matrix({"upstream": "wait"}, *SMALL)

@@ -74,6 +74,9 @@ def test_a_folder_whose_name_means_something_to_slurm_or_a_shell_is_refused(fold
         (QueuedJob("PENDING", reason="BeginTime"), True),  # put back after its node failed
         (QueuedJob("PENDING", reason="launch failed requeued held"), False),  # for ever, unless somebody releases it
         (QueuedJob("PENDING", reason="launch_failed_requeued_held"), False),
+        (QueuedJob("PENDING", reason="user env retrieval failed requeued held"), False),
+        (QueuedJob("PENDING", reason="job requeued in held state"), False),
+        (QueuedJob("PENDING", reason="job_requeued_in_special_exit_state"), False),
         (QueuedJob("PENDING", reason="JobHoldMaxRequeue"), False),
         (QueuedJob("PENDING", reason="JobHeldAdmin"), False),
         (QueuedJob("REQUEUE_HOLD"), False),

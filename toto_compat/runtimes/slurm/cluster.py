@@ -29,13 +29,10 @@ COMING = frozenset(
     }
 )
 # Pending, and for ever unless somebody releases it: what Slurm itself has put back and holds, by state or by reason
-# (some releases write that with spaces), and what a person holds. A user who holds a job means to release it
-_PUT_BACK = frozenset(
-    {
-        *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
-        *("launch_failed_requeued_held", "JobHoldMaxRequeue", "DependencyNeverSatisfied"),
-    }
-)
+# (launch failed requeued held, job requeued in held state, ...; some releases write _ for a space), and what a person
+# holds. A user who holds a job means to release it
+_PUT_BACK_STATES = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+_PUT_BACK = re.compile(r"\w*requeued\w*_(held|special_exit)\w*|JobHoldMaxRequeue|DependencyNeverSatisfied")
 _HELD_BY_ADMIN, _HELD_BY_USER = "JobHeldAdmin", "JobHeldUser"
 
 # What a job gets of the shell that submits: what finds programs and packages, and nothing that is there by chance, such
@@ -70,10 +67,11 @@ class QueuedJob:
     @property
     def held(self) -> str:
         """Say why it does not run until somebody releases it; '' if it is not held."""
-        if self.state in _PUT_BACK:
+        if self.state in _PUT_BACK_STATES:
             return self.state
         reason = self.reason.strip().replace(" ", "_")
-        return reason if self.state == "PENDING" and reason in (*_PUT_BACK, _HELD_BY_ADMIN, _HELD_BY_USER) else ""
+        is_held = reason in (_HELD_BY_ADMIN, _HELD_BY_USER) or _PUT_BACK.fullmatch(reason)
+        return reason if self.state == "PENDING" and is_held else ""
 
     @property
     def may_be_replaced(self) -> bool:
