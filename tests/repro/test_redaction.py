@@ -80,6 +80,10 @@ HIDDEN = [
         "a:\n - pass: {}",
     ),
     *("SharedAccessSignature={}", "auth=('u', '{}')", "auth: user:{}", "token=(a){}", r"{{\"token\": \"a {}\"}}"),
+    # of a trading bot
+    *("MNEMONIC={}", "MNEMONIC=abandon ability {} able", "WALLET_SEED_PHRASE='a b {}'", "mnemonic: 'a {} b'"),
+    *("SOLANA_PRIVATE={}", "SOLANA_PRIVATE=[1, 2, '{}']", "ETH_PRIV={}", "WALLET_PK={}", "BTC_WIF={}", "privkey={}"),
+    *("wallet_seed={}", "recovery_words=a b {}", "RECOVERY_PHRASE=a b {} | INFO", "walletKey: {}", "masterSeed={}"),
     # known by their place
     *("https://api.telegram.org/bot123456789:AAE{}xyzxyz/send", "https://hooks.slack.com/services/T0001/B0001/{}"),
     "https://discord.com/api/webhooks/123/{}",
@@ -150,6 +154,35 @@ def test_names_of_packages_are_no_names_of_secrets() -> None:
     assert redact_data({"credentials": {"user": "a", "keys": ["b"]}}) == {
         "credentials": {"user": REDACTED, "keys": [REDACTED]}
     }
+
+
+HEX = "9e0f1a2b3c4d5e6f708192a3b4c5d6e7"
+WORDS = "abandon ability able about above absent absorb abstract absurd abuse access accident"
+BASE58 = "5Kd3NBUAdUnhyzenEwVLy9pBKxSwXvE9FMPyR4UKZvpe6E3AgLr"
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        (f"FMP_API={HEX}", HEX),
+        (f"export POLYGON_API_V3={HEX}", HEX),
+        (f"the mnemonic is {WORDS}, keep it", "absorb"),
+        (f"INFO wallet: seed phrase {WORDS.replace(' ', ', ')}", "absorb"),
+        (f"sent by 0x{HEX}{HEX} at noon", HEX),
+        (f"imported {BASE58}", BASE58),
+        (f"signer {'4w' * 44}", "4w4w"),
+        (f"xprv9s21ZrQH143K{'3w' * 48}", "3w3w"),
+    ],
+)
+def test_what_opens_a_wallet_or_a_market_is_taken_out(text: str, secret: str) -> None:
+    clean = redact(text)
+    assert REDACTED in clean and secret not in clean
+    assert redact(clean) == clean
+
+
+def test_a_variable_of_a_trading_bot_is_taken_out() -> None:
+    variables = {"FMP_API": HEX, "MNEMONIC": WORDS, "WALLET_SEED_PHRASE": WORDS, "SOLANA_PRIVATE": "[1,2,3]"}
+    assert redact_variables(variables) == dict.fromkeys(sorted(variables), REDACTED)
 
 
 @pytest.mark.parametrize("form", SHAPED)
@@ -255,6 +288,11 @@ def test_what_the_compiler_says_passes_unchanged(log: Path) -> None:
         "TOKENIZERS_PARALLELISM=false",
         "kv_cache._current_idx[7] == 0",
         "tokens: 5",
+        "random_seed=20251030 seed: 7 manual_seed(3) torch.seed=1",
+        "REPO_PRIVATE=true is_private=1 self.private: x",
+        "THREAD_API=pthreads rapid=abc api: v2",
+        f"commit {'0123456789' * 4} of 0x7f00aabbccdd, sha256 {'0123456789abcdef' * 4}",
+        "the seed was drawn once and then each of the series has its own one, which is as it was",
         "torch==2.9.0+cu128",
         "cache_key: short",
         "https://docs.pytorch.org/docs/main/x.html",
@@ -290,6 +328,7 @@ def test_redacting_twice_changes_nothing_more(text: str) -> None:
             '\\"',
         ),
         *("token=(", "token=(\n", 'token=\\\\"x ', "-eyJaaaaaaaa", "password: a ", "password:\n  ", "x-key", "\x1b[1"),
+        *("mnemonic ", "mnemonic abcd abcd ", "seed phrase abcd, ", "4w", "api_api=", "phrase=a "),
         *("mysql ", "mysql -p", "docker login ", "wandb login -a "),
         *("login password ", "-u a", "'--token', ", "('token', ", "token='\"`", "sig=A1/", " ", "password='\\'"),
     ],

@@ -28,6 +28,7 @@ from toto_compat.repro.secret_shapes import (
     OPTION,
     PAIR,
     PARAMETER,
+    PHRASE,
     PRIVATE_KEY,
     QUOTED_VALUE,
     RECORD,
@@ -49,6 +50,7 @@ _BITS = 3.5  # per character, in 20 characters and more: words and paths stay be
 _BITS_WITH_SLASH = 4.0
 _MOST_LINES = 40  # of a value in brackets or in a block
 _OF_SEVERAL_WORDS = re.compile(r"pass|secret|cred|pw", re.I)
+_A_PHRASE = re.compile(r"mnemonic|phrase|seed_?words|(?:recovery|backup)_?words", re.I)  # words, also behind a bare `=`
 _WEB = re.compile(r"(?:https?|ssh|git|file|svn|hg|bzr)$|.*\+(?:https?|ssh|git|file)$", re.I)
 _ARROWS = ("->", "\N{RIGHTWARDS ARROW}")
 # Under these keys names are those of packages, whatever they say.
@@ -62,7 +64,7 @@ def redact(text: str) -> str:
     text = URL.sub(rf"\g<name>{REDACTED}@", text)
     text = URL_WITH_SLASH.sub(_url_without_password, text)
     text = redact_encoded(text)
-    for pattern in (PARAMETER, HEADER, USER, COMMAND, NETRC):
+    for pattern in (PARAMETER, HEADER, USER, COMMAND, NETRC, PHRASE):
         text = pattern.sub(_without_value, text)
     for pattern in (OPTION, ARGUMENT, PAIR):
         text = pattern.sub(_if_secret, text)
@@ -182,7 +184,8 @@ def _extent(text: str, head: re.Match[str]) -> tuple[int, int]:
     if below := BLOCK_MARK.match(text, at):
         return _lines_below(text, head.start(), below.end())
     spoken = head["gap"][-1].isspace() and "'" not in head["gap"] and '"' not in head["gap"]
-    value = (SPOKEN if spoken and _OF_SEVERAL_WORDS.search(head["name"]) else WORD).match(text, at)
+    several = _A_PHRASE.search(head["name"]) or (spoken and _OF_SEVERAL_WORDS.search(head["name"]))
+    value = (SPOKEN if several else WORD).match(text, at)
     return (at, _end_of_continued(text, value.end())) if value else (at, at)
 
 

@@ -93,10 +93,16 @@ STANDS = re.compile(
     re.I | re.M,
 )
 # A name that only hints at a key: its value goes if it looks drawn at random.
-HINT = re.compile(r"key|auth|cred|pass|salt|nonce|signature|sig$", re.I)
+HINT = re.compile(r"key|auth|cred|pass|salt|nonce|signature|(?:sig|api)$|[_.-]api[_.-]", re.I)
 
 # --- what is known wherever it stands ---------------------------------------------------------------------------------
 
+# The words of a wallet, twelve to twenty-four of three to eight letters, behind what they are called.
+PHRASE = re.compile(
+    r"(?P<name>(?<![a-z])(?i:mnemonic|(?:seed|recovery|backup|secret|wallet)[ _-]?(?:phrase|words?))(?![a-z])"
+    r"[^\n]{0,40}?)"
+    r"(?P<value>\b(?:[a-z]{3,8}[ ,]{1,3}){11,23}[a-z]{3,8}\b)"
+)
 COLOUR = re.compile(r"\x1b+(?:\[[0-9;?]*+[A-Za-z])?")
 PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)", re.S)
 SHAPES = re.compile(
@@ -111,5 +117,8 @@ SHAPES = re.compile(
     r"|sk-[\w-]{16,}|[sr]k_(?:live|test)_[A-Za-z0-9]{10,}|SG\.[\w-]{10,}\.[\w-]{10,}"
     r"|AIza[\w-]{30,}|ya29\.[\w-]{20,}|dop_v1_[0-9a-f]{32,}|dapi[0-9a-f]{32}"
     r"|(?<!-)eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web token
+    # of wallets: Ethereum, hierarchical ones, Bitcoin, Solana
+    r"|0x[0-9a-fA-F]{64}(?!\w)|[xyzt]prv[1-9A-HJ-NP-Za-km-z]{90,}"
+    r"|(?:[KL][1-9A-HJ-NP-Za-km-z]{51}|5[HJK][1-9A-HJ-NP-Za-km-z]{49})(?!\w)|[1-9A-HJ-NP-Za-km-z]{87,88}(?!\w)"
     r")"
 )
