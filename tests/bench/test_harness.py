@@ -3,15 +3,19 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from toto_compat.bench import harness
-from toto_compat.bench.harness import Watch, harness_share, maps_torch, watched_run
+from toto_compat.bench.harness import Watch, harness_share, maps_torch, second_job, watched_run
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import EnvironmentBuildError
+from toto_compat.matrix.load import load_matrix
 
 # works when it is told to, and says when it has
 ANSWERS = """
@@ -98,6 +102,30 @@ def test_a_watched_command_gives_its_exit_code_and_what_it_said(tmp_path: Path) 
     watch, code, said = watched_run([sys.executable, "-c", "print('told'); raise SystemExit(7)"], tmp_path, every=0.01)
     assert (code, said) == (7, "told\n")
     assert watch.of_torch == 0
+
+
+def test_two_jobs_are_compared_with_one_on_the_same_cells_without_what_times(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[list[str]] = []
+    clock = iter([0.0, 300.0, 1000.0, 1180.0])
+    monkeypatch.setattr(harness, "time", SimpleNamespace(strftime=time.strftime, monotonic=lambda: next(clock)))
+
+    def run(command: list[str], _: Path) -> tuple[Watch, int, str]:
+        asked.append(command)
+        matrix = load_matrix(Path(command[command.index("--matrix") + 1]))
+        assert Suite.SPEED not in matrix.profiles["untimed"].suites
+        assert matrix.profiles["untimed"].workloads == matrix.profiles["smoke"].workloads
+        return Watch(1), 0, ""
+
+    monkeypatch.setattr(harness, "watched_run", run)
+    figure = second_job("torch-2.13.0-cpu", "smoke")
+    assert (figure.name, figure.value, figure.goal) == ("matrix.jobs2_over_jobs1", 1.667, ">= 1.5")
+    assert "300 s with --jobs 1, then 180 s with --jobs 2" in figure.method
+    first, second = asked
+    assert (first[-1], second[-1]) == ("1", "2")
+    assert first[:-1] == second[:-1]
+    assert "--fresh" in first
 
 
 def test_a_run_that_fails_gives_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from toto_compat.bench import guard_cost
 from toto_compat.bench import shapes as shapes_module
 from toto_compat.bench.contest import Contest, ContestResult
 from toto_compat.bench.figures import BenchFigure, compared, compared_with_few, one_run
-from toto_compat.bench.harness import harness_share
+from toto_compat.bench.harness import harness_share, second_job
 from toto_compat.bench.host_figures import host_figures
 from toto_compat.bench.shape_record import write_record
 from toto_compat.bench.shapes import Asked, Found
@@ -396,7 +396,7 @@ def bench_command(
         if "host" in chosen:
             figures += host_figures(Path(folder))
         if "matrix" in chosen:
-            figures.append(harness_share(environment, profile))
+            figures += [harness_share(environment, profile), second_job(environment, profile)]
     click.echo(figure_table(figures))
     if json_file is not None:
         write_atomically(json_file, json.dumps({"figures": [asdict(figure) for figure in figures]}, indent=2) + "\n")

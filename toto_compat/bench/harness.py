@@ -1,4 +1,5 @@
 """How much of a run's wall time is the harness's own: a run is started and its processes are looked at meanwhile.
+Beside it, what a second job at a time buys.
 
 An interval is torch's if a process that has torch's libraries mapped, or one that such a process started (a compiler),
 used the processor in it; or if packages were being installed. Everything else is the harness: its own start, the plan,
@@ -14,12 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+import yaml
 
 from toto_compat.bench.figures import BenchFigure, one_run
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import EnvironmentBuildError, ExitCode
+from toto_compat.matrix.load import find_matrix_file
+from toto_compat.runtimes.machine import core_count
 
 _EVERY_SECONDS = 0.25
 _GOAL = "<= 0.03"
+_UNTIMED = (Suite.EQUIVALENCE, Suite.DETERMINISM, Suite.RECOMPILE, Suite.CUDAGRAPH)
 
 
 @dataclass
@@ -120,21 +126,43 @@ def _ended_within(wait: Callable[[float], int], seconds: float) -> bool:
     return True
 
 
+def _run(figure: str, environment: str, profile: str, folder: Path, *more: str) -> tuple[Watch, float]:
+    """Run all default cells of an environment anew; return what was seen and how long it took."""
+    click.echo(f"{time.strftime('%H:%M:%S')} matrix {' '.join((environment, profile, *more))} ...")
+    command = [sys.executable, "-m", "toto_compat.cli", "matrix", f"{environment}/*/default", "--fresh"]
+    command += ["--profile", profile, "--runtime", "venv", "--device", "cpu", "--results", str(folder / "results")]
+    started = time.monotonic()
+    watch, code, said = watched_run([*command, *more], folder)
+    if code != ExitCode.OK:
+        raise EnvironmentBuildError(f"the run for {figure} ended with exit code {code}:\n{said[-2000:]}")
+    return watch, time.monotonic() - started
+
+
 def harness_share(environment: str, profile: str) -> BenchFigure:
     """Run all default cells of an environment anew and say which part of the wall time was not torch's."""
-    click.echo(f"{time.strftime('%H:%M:%S')} matrix {environment} {profile} ...")
-    with tempfile.TemporaryDirectory(prefix="toto-harness-") as name:
-        folder = Path(name)
-        command = [sys.executable, "-m", "toto_compat.cli", "matrix", f"{environment}/*/default", "--fresh"]
-        command += ["--profile", profile, "--runtime", "venv", "--device", "cpu", "--results", str(folder / "results")]
-        started = time.monotonic()
-        watch, code, said = watched_run(command, folder)
-        seconds = time.monotonic() - started
-    if code != ExitCode.OK:
-        raise EnvironmentBuildError(f"the run for matrix.harness_share ended with exit code {code}:\n{said[-2000:]}")
+    with tempfile.TemporaryDirectory(prefix="toto-harness-") as folder:
+        watch, seconds = _run("matrix.harness_share", environment, profile, Path(folder))
     method = (
         f"part of the wall time of a run of {environment}/*/default, profile {profile}, {seconds:.0f} s, in which no "
         f"process with torch in its memory, nor a compiler that one started, nor pip used the processor; "
         f"{watch.intervals} looks, one every {_EVERY_SECONDS:g} s"
     )
     return one_run("matrix.harness_share", watch.share, "", _GOAL, method)
+
+
+def second_job(environment: str, profile: str) -> BenchFigure:
+    """Run the same cells one and two at a time, with the suites of the profile that time nothing: those make way for
+    nobody."""
+    name = "matrix.jobs2_over_jobs1"
+    with tempfile.TemporaryDirectory(prefix="toto-jobs-") as place:
+        folder = Path(place)
+        matrix = yaml.safe_load(find_matrix_file(None).read_text(encoding="utf-8"))
+        matrix["profiles"]["untimed"] = matrix["profiles"][profile] | {"suites": [suite.value for suite in _UNTIMED]}
+        (folder / "matrix.yaml").write_text(yaml.safe_dump(matrix, sort_keys=False), encoding="utf-8")
+        told = ("--matrix", str(folder / "matrix.yaml"), "--jobs")
+        seconds = [_run(name, environment, "untimed", folder, *told, jobs)[1] for jobs in ("1", "2")]
+    method = (
+        f"wall time of runs of {environment}/*/default, workloads of profile {profile}, suites {', '.join(_UNTIMED)}, "
+        f"{seconds[0]:.0f} s with --jobs 1, then {seconds[1]:.0f} s with --jobs 2, on {core_count()} cores"
+    )
+    return one_run(name, seconds[0] / seconds[1], "x", ">= 1.5", method)
