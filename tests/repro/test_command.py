@@ -87,6 +87,13 @@ def test_the_same_events_are_reproduced() -> None:
     assert as_data(same)["reproduced"] is True
 
 
+def test_nothing_that_an_incident_says_reaches_the_terminal_as_a_command() -> None:
+    hostile = load_incident(INCIDENT).model_copy(update={"title": "limit\n\x1b[2JREPRODUCED", "date": "\x1b]0;x\x07"})
+    told = as_text(reproduction(incident=hostile))
+    assert "\x1b" not in told and "\x07" not in told
+    assert told.splitlines()[0].startswith("limit [2JREPRODUCED (")
+
+
 def test_another_function_is_not_reproduced_and_says_so() -> None:
     other = reproduction(LIMIT_HIT.model_copy(update={"function": "forward"}))
     assert "function: 'forward' here" in as_text(other)

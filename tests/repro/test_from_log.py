@@ -166,6 +166,14 @@ def test_the_log_is_named_as_the_file_finds_it(tmp_path: Path, monkeypatch: pyte
     assert incident.log is None and "hf_abc" not in text + printed
 
 
+def test_a_guard_that_a_wrap_cut_may_go_on_when_it_comes_again(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(LIMIT.replace("kv_cache._current_idx", "kv_cache\n._current_idx"), encoding="utf-8")
+    incident, _, _ = from_log(log, tmp_path / "i.yaml")
+    assert incident.expect[0].reason_like == "*/7: kv_cache*"
+    assert match_event(incident.expect[0], [LIMIT_HIT]).holds
+
+
 def test_of_the_services_own_code_no_place_is_expected(tmp_path: Path) -> None:
     log = tmp_path / "service.log"
     own = LIMIT.replace("/venv/lib/python3.11/site-packages/toto/model/attention.py:105", "/srv/bot/kv.py:57")
@@ -337,6 +345,12 @@ def with_freeze(tmp_path: Path, text: str) -> tuple[Incident, str]:
     (tmp_path / "freeze.txt").write_text(text, encoding="utf-8")
     incident, written, _ = from_log(PRODUCTION, tmp_path / "i.yaml", "--freeze", str(tmp_path / "freeze.txt"))
     return incident, written
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_freeze_of_any_shell_is_read(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "freeze.txt").write_bytes(FREEZE.replace("\n", "\r\n").encode(encoding))
+    assert read_freeze(tmp_path / "freeze.txt").pinned == {"torch": "2.9.0+cu128", "toto-ts": "0.2.0"}
 
 
 def test_packages_that_are_named_like_secrets_are_pinned_all_the_same(tmp_path: Path) -> None:

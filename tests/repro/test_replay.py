@@ -26,6 +26,7 @@ INCIDENT = {
     "cache": "upstream",
     "expect": [{"kind": "recompile_limit"}],
 }
+PINS = {"python": "3.11", "torch": "2.13.0", "cuda": "cpu"}
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +74,10 @@ def refused(path: Path) -> BundleError:
         ({"environment": "", "pins": {"python": "3.11", "freeze": "../../etc/passwd"}}, {}),
         ({"workload": {"csv": {"path": "/etc/passwd", "time_column": "a", "value_columns": ["b"]}}}, {}),
         ({"workload": {"checkpoint": "~/weights"}}, {}),
-        ({"environment": "", "pins": {"python": "3.11", "torch": "2.13.0", "cuda": "cpu", "toto_ts": "/srv/toto"}}, {}),
+        ({"environment": "", "pins": {**PINS, "toto_ts": "/srv/toto"}}, {}),
         ({}, {"mine": {"source": "../../bot/cache.py:Mine"}}),
+        ({"environment": "", "pins": {**PINS, "toto_ts": f"git+file:///srv/toto@{'0' * 40}"}}, {}),
+        ({"environment": "", "pins": {**PINS, "index": "FILE:///srv/wheels"}}, {}),
     ],
 )
 def test_a_bundle_that_names_files_outside_of_itself_is_refused(
@@ -90,7 +93,11 @@ def test_code_and_indexes_that_a_bundle_brings_are_told(tmp_path: Path, capsys: 
     brings = bundle(
         tmp_path,
         caches={"mine": {"source": "x/evil.py:C"}},
-        environment={"index": "https://index.example/simple", "toto_ts": f"git+https://git.example/toto@{commit}"},
+        environment={
+            "index": "https://index.example/simple",
+            "toto_ts": f"git+https://git.example/toto@{commit}",
+            "base_image": "elsewhere/image:1",
+        },
         x__evil_py=b"class C:\n    pass\n",
         shows="REPRODUCED\nerror: all is lost",
     )
@@ -99,9 +106,11 @@ def test_code_and_indexes_that_a_bundle_brings_are_told(tmp_path: Path, capsys: 
     assert "it brings code of its own: the cache mine (x/evil.py:C)" in told
     assert "torch is asked for at https://index.example/simple" in told
     assert f"a toto-ts of its own: git+https://git.example/toto@{commit}" in told
+    assert "its container is built on elsewhere/image:1" in told
     assert "\nerror:" not in told
     with replayed(bundle(tmp_path)):
-        assert "of its own" not in capsys.readouterr().err
+        told = capsys.readouterr().err
+    assert "of its own" not in told and "is built on" not in told
 
 
 def test_the_lock_of_a_bundle_holds_while_it_is_run_and_no_longer(tmp_path: Path) -> None:
@@ -141,6 +150,8 @@ def test_a_lock_of_the_users_own_stays(tmp_path: Path) -> None:
         ({"environment__packages_txt": b"torch==2.13.0\n\xff\n"}, "environment/packages.txt is no text"),
         ({"incident": {"cache": "no_such"}}, "b.zip: incident.yaml:"),
         ({"incident": {"expect": []}}, "b.zip: incident.yaml:"),
+        ({"incident": {"expect": [{"kind": ["recompile"]}]}}, "b.zip: incident.yaml:"),
+        ({"incident": {"raised": [{"suite": ["recompile"]}, 1]}}, "b.zip: incident.yaml:"),
         ({"incident": {"iterations": 99999999999999999999}}, "iterations"),
         ({"environment": {"torch": "newest"}}, "b.zip: matrix.yaml:"),
         ({"caches": {"mine": {"source": "x/none.py:C"}}}, "b.zip: matrix.yaml:"),

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from toto_compat.contract.events import EventKind
+from toto_compat.contract.log_line import printable
 from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import Outcome
 from toto_compat.errors import ExitCode
@@ -265,7 +266,7 @@ def as_text(reproduction: Reproduction) -> str:
     where = result.provenance
     when = f", stored {reproduction.stored}" if reproduction.stored else ""
     lines = [
-        f"{incident.title} ({incident.date})",
+        one_line(f"{incident.title} ({incident.date})"),
         f"  ran  {result.cell.cache}, mode {result.cell.mode}, torch {where.torch} on the "
         f"{result.request.device.value} in {where.runtime}"
         f"{f' {where.image[:19]}' if where.image else ''}, lock {where.lock[:12]}{when}",
@@ -273,7 +274,7 @@ def as_text(reproduction: Reproduction) -> str:
     if problem := could_not_run(reproduction):
         last = result.failure.last_lines[-5:] if result.failure else ()
         log = [f"  its log is {reproduction.log}"] if reproduction.log else []
-        return "\n".join([*lines, f"NOT RUN: {problem}", *(f"    {line}" for line in last), *log])
+        return "\n".join([*lines, one_line(f"NOT RUN: {problem}"), *(f"    {printable(line)}" for line in last), *log])
     lines += [f"  {line}" for line in describe_parts(reproduction)]
     if reproduction.raised:
         lines.append(f"  the compiled forecast raised: {reproduction.raised}")

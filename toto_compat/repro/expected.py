@@ -56,7 +56,9 @@ def _reason_of_limit(reason: str) -> dict[str, str]:
     unnumbered = re.sub(r"^\d+/(?=\d+(?:_\d+)?: )", "*/", reason)
     if not reason:
         return {}
-    return {"reason": reason} if unnumbered == reason and REDACTED not in reason else {"reason_like": _like(unnumbered)}
+    # a guard that says nothing yet was cut, by a wrap or at the end of a line
+    whole = unnumbered if re.search(r"[=<>(!]|\b(in|is|not)\b", unnumbered) else f"{unnumbered}*"
+    return {"reason": reason} if whole == reason and REDACTED not in reason else {"reason_like": _like(whole)}
 
 
 def _like(reason: str) -> str:

@@ -93,7 +93,7 @@ def _expectation_mistakes(document: Document) -> Iterator[Mistake]:
             yield document.mistake(("expect", index, "at_most"), describe_value(at_most), accepted)
         if at_least == 0 and at_most is None:
             yield document.mistake(("expect", index, "at_least"), "0 without at_most", "1 or more: 0 expects nothing")
-        if event.get("kind") in FAILURE_KINDS and event.get("needs") == "cuda" and event.get("predicted_by"):
+        if event.get("kind") in list(FAILURE_KINDS) and event.get("needs") == "cuda" and event.get("predicted_by"):
             yield document.mistake(("expect", index, "predicted_by"), "a prediction", "none: nobody predicts a failure")
         yield from _prediction_mistakes(document, ("expect", index), event, "cudagraph" in str(event.get("kind")))
     for index, gate in _listed(data.get("gates")):
@@ -113,7 +113,7 @@ def _expectation_mistakes(document: Document) -> Iterator[Mistake]:
 
 def _raised_mistakes(document: Document) -> Iterator[Mistake]:
     for index, error in _listed(document.data.get("raised")):
-        if error.get("suite") in {suite.value for suite in Suite if suite.rule.needs_symbols}:
+        if error.get("suite") in [suite.value for suite in Suite if suite.rule.needs_symbols]:
             found = f"{error['suite']!r}, which is about series named with --data"
             yield document.mistake(("raised", index, "suite"), found, "another suite")
         if error.get("predicted_by"):

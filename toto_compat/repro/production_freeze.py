@@ -1,5 +1,6 @@
 """The `pip freeze` of production, for an incident from its log: what it pins, and what it names without a release."""
 
+import codecs
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ def read_freeze(path: Path) -> Freeze:
     except OSError as error:
         told = f"{path}: cannot be read: {error.strerror or error}"
         raise InputError(told, hint="give the output of pip freeze") from error
+    if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # as Windows' shell writes it
+        content = content.decode("utf-16", "replace").encode()
     if len(content) > _LARGEST_FREEZE or b"\0" in content:
         raise InputError(f"{path}: this is no output of pip freeze", hint="python -m pip freeze > freeze.txt")
     pinned: dict[str, str] = {}

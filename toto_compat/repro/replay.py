@@ -1,6 +1,7 @@
 """A bundle from elsewhere run again: unpacked, looked at for what it would reach or bring, and compared afterwards."""
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,8 @@ from toto_compat.runtimes.progress import say
 from toto_compat.verdict.judge import one_line
 
 # Keys whose value names a file or folder; of a cache's source the part before the class.
-_PLACES = frozenset({"log", "freeze", "path", "checkpoint", "source", "toto_ts"})
+_PLACES = frozenset({"log", "freeze", "path", "checkpoint", "source", "toto_ts", "index"})
+_OF_THIS_MACHINE = re.compile(r"~|(\w+\+)?file:", re.I)
 _ANOTHER = "ask whoever made the bundle for another one"
 
 
@@ -90,7 +92,7 @@ def check_places(path: Path, folder: Path) -> None:
         plain = {key: value for key, value in data.items() if key != "source"} if isinstance(data, Mapping) else data
         for key, value in _places(plain):
             place = PurePosixPath(value)
-            if place.is_absolute() or ".." in place.parts or value.startswith("~"):
+            if place.is_absolute() or ".." in place.parts or _OF_THIS_MACHINE.match(value):
                 raise BundleError(
                     f"{path}: {member} names {key} {one_line(value)[:100]!r}, which is not in the bundle",
                     hint="unpack it, put your own file in its place in the incident, and run that",
@@ -119,6 +121,8 @@ def brought_along(incident: Incident, matrix: Matrix) -> list[str]:
     for stack in stacks:
         if stack.toto_ts is not None and not is_release(stack.toto_ts):
             told.append(f"it runs a toto-ts of its own: {one_line(redact(stack.toto_ts))}")
+        if isinstance(stack, Environment) and stack.base_image != f"python:{stack.python}-slim":
+            told.append(f"its container is built on {one_line(stack.base_image)}")
         if stack.index is not None:
             told.append(f"torch is asked for at {one_line(redact(stack.index))}")
     return list(dict.fromkeys(told))
