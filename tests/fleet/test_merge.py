@@ -223,13 +223,15 @@ def test_a_file_that_is_no_archive_and_an_empty_folder_are_told_apart(tmp_path: 
     assert "no run in it" in error_of(SelectionError, tmp_path, str(tmp_path / "empty"))
 
 
-def test_an_archive_with_damaged_content_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_with_damaged_content_is_told(tmp_path: Path, kind: int) -> None:
     archive = tmp_path / "run.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+    with zipfile.ZipFile(archive, "w", kind) as packed:
         packed.writestr("run/run.json", b"{} " * 500)
     content = archive.read_bytes()
     at = content.index(b"run.json") + len(b"run.json")
-    archive.write_bytes(content[:at] + b"\xff\xff" + content[at + 2 :])
+    at += 4 * (kind == zipfile.ZIP_LZMA)  # behind the header of its own
+    archive.write_bytes(content[:at] + b"\xff" * 6 + content[at + 6 :])
     assert "cannot be unpacked" in error_of(InputError, tmp_path, str(archive))
 
 

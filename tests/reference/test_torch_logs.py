@@ -1,7 +1,10 @@
 """The second count: by the text of a log alone, the same as the observer's, and different where the cell's is wrong."""
 
 import json
+import logging
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +19,7 @@ from toto_compat.evidence.store import StoredCell, cell_path, read_cell, write_c
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import load_matrix
 from toto_compat.reference.kept import keep
+from toto_compat.reference.logged_forecasts import log_branches
 from toto_compat.reference.plan import planned_rows, read_plan
 from toto_compat.reference.torch_logs import (
     add_count,
@@ -139,3 +143,22 @@ def test_counts_that_differ_change_the_exit_code(tmp_path: Path, monkeypatch: py
     result = CliRunner().invoke(cli, command)
     assert "the two counts differ: torch-2.13.0-cpu/upstream/default" in result.stderr
     assert result.exit_code == ExitCode.FINDINGS
+
+
+@pytest.mark.parametrize(("release", "written"), [((2, 5, 1), True), ((2, 6, 0), False)])
+def test_branches_on_tensors_are_written_where_torch_does_not(
+    release: tuple[int, ...], written: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=release))
+    log = logging.getLogger("torch._dynamo.symbolic_convert")
+    before = log.level, list(log.handlers), list(log.filters)
+    try:
+        log_branches()
+        log.debug("TRACE LOAD_FAST x")
+        log.debug("generic_jump triggered compile")
+    finally:
+        log.level, log.handlers, log.filters = before
+        log.setLevel(before[0])
+    told = capsys.readouterr().err
+    assert count_lines(told) == (0, int(written))
+    assert told.count("\n") == int(written)

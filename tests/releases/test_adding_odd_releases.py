@@ -91,7 +91,7 @@ def test_another_build_than_the_named_one_is_not_taken_for_it(
     error = error_of(run("--add", *named, "--dry-run"))
     assert isinstance(error, SelectionError)
     assert "is on your package index as cu134, not as" in error.message
-    assert "extra-index-url https://" in error.hint
+    assert "PIP_EXTRA_INDEX_URL=https://" in error.hint
 
 
 def test_two_builds_cannot_be_named_at_once(run: Run) -> None:

@@ -3,18 +3,17 @@
 import errno
 import io
 import json
-import lzma
 import subprocess
 import sys
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from toto_compat.environments.package_index import IndexSettings, open_url, read_answer, redacted
 from toto_compat.errors import EnvironmentBuildError
+from toto_compat.evidence.files import DAMAGED_ZIP
 
 _PLAIN = IndexSettings(indexes=())
 # Between two files that are wanted: reading on costs less than asking again.
@@ -87,8 +86,7 @@ def sources(url: str, wanted: Callable[[str], bool], settings: IndexSettings = _
     """Yield the files of a wheel whose names are wanted, neighbours fetched together; a broken wheel is an error."""
     try:
         yield from _sources(url, wanted, settings)
-    # what zipfile raises for bytes that are no archive, or one of a kind that no wheel is
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, EOFError, ValueError) as error:
+    except DAMAGED_ZIP as error:
         raise EnvironmentBuildError(
             f"{redacted(url)}: not a wheel, it cannot be read ({error or type(error).__name__})",
             hint="the index serves a broken file",

@@ -2,8 +2,12 @@
 
 import errno
 import hashlib
+import lzma
 import os
+import struct
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +21,19 @@ from toto_compat.evidence.left_file import is_damage, read_left_file
 from toto_compat.evidence.makers import made_by_this_process
 
 _LARGEST_FILE = 300_000_000  # a cell's file has about 0.4 MB, a series of the user's up to 268
+
+# What zipfile and what it uses raise over a file that is no zip, a broken one, or one of a kind that it does not read.
+DAMAGED_ZIP = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    RuntimeError,  # with a password; NotImplementedError is one
+    EOFError,
+    OverflowError,
+    ValueError,
+)
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

@@ -3,11 +3,10 @@
 import re
 import stat
 import zipfile
-import zlib
 from pathlib import Path, PurePosixPath
 
 from toto_compat.errors import InputError, SelectionError
-from toto_compat.evidence.files import read_model, storage_errors
+from toto_compat.evidence.files import DAMAGED_ZIP, read_model, storage_errors
 from toto_compat.evidence.store import Run, RunInfo, cell_path, find_run, load_run, log_path
 
 _LARGEST_FILE = 64 * 1024**2  # a cell's file has about 0.4 MB
@@ -94,7 +93,7 @@ def _unpacked(artifact: Path, scratch: Path) -> Path:
                 if inside.suffix not in (".json", ".log") or member.file_size > _LARGEST_FILE:
                     continue  # the table and the page are made anew
                 packed.extract(member, target)  # writes links as the plain files that they are in the archive
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
+    except (*DAMAGED_ZIP, OSError) as error:
         raise InputError(
             f"{artifact}: cannot be unpacked: {error}", hint="a run is a folder, or a .zip of one"
         ) from error

@@ -84,8 +84,8 @@ def prepare_addition(
     if build and facts.build != build:
         raise SelectionError(
             f"torch {release.version} is on your package index as {facts.build}, not as {build}",
-            hint="let pip look where that build is, and try again: "
-            f"pip config set global.extra-index-url {pytorch_index.rstrip('/')}/{build}",
+            hint="let pip look where that build is, in this call alone: "
+            f"PIP_EXTRA_INDEX_URL={pytorch_index.rstrip('/')}/{build} toto-compat releases --add {release.version}",
         )
     release = replace(release, facts=facts)
     model = most_similar(matrix, release.version, facts.build)

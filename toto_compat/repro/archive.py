@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 import stat
-import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from pydantic import Field, ValidationError
 
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import BundleError
+from toto_compat.evidence.files import DAMAGED_ZIP
 from toto_compat.repro.new_file import new_file
 
 MANIFEST = "manifest.json"
@@ -148,19 +148,6 @@ def wrong_name(name: str) -> str:
     return ""
 
 
-# What zipfile and what it uses raise over a file that is no zip, or a broken one.
-_DAMAGED = (
-    zipfile.BadZipFile,
-    zipfile.LargeZipFile,
-    zlib.error,
-    struct.error,
-    NotImplementedError,
-    EOFError,
-    OverflowError,
-    ValueError,
-)
-
-
 def unpack(path: Path, folder: Path, limits: Limits = LIMITS) -> Manifest:
     """Check a bundle and unpack it into an empty folder; after a BundleError what lies in the folder is of no use."""
     try:
@@ -176,7 +163,7 @@ def unpack(path: Path, folder: Path, limits: Limits = LIMITS) -> Manifest:
         raise BundleError(f"{path}: there is no such file", hint="check the path") from None
     except IsADirectoryError:
         raise BundleError(f"{path}: a folder, not a file", hint=_OURS) from None
-    except _DAMAGED as error:
+    except DAMAGED_ZIP as error:
         raise BundleError(f"{path}: no bundle, or a damaged one: {error}", hint=_OURS) from error
     except OSError as error:
         if error.errno == errno.EINVAL:  # an offset in it leads to before its beginning
