@@ -99,6 +99,16 @@ def test_a_run_that_was_broken_off_goes_on_where_it_was(runtime: ActedRuntime) -
     assert told["explanation"]["smallest"] == "cache fixed_size"
 
 
+def test_a_log_that_was_rotated_away_does_not_keep_its_incident_from_being_run(
+    runtime: ActedRuntime, tmp_path: Path
+) -> None:
+    incident = tmp_path / "incident.yaml"
+    incident.write_text(f"{INCIDENT.read_text(encoding='utf-8')}log: logs/prod.log\n", encoding="utf-8")
+    run = CliRunner().invoke(repro_command, [str(incident), *OPTIONS])
+    assert run.stdout.splitlines()[-1] == "REPRODUCED" and runtime.ran == ["list_index"]
+    assert "its log logs/prod.log is not there; it runs without" in run.stderr
+
+
 def test_without_explain_it_is_really_run_again_unless_what_is_stored_is_asked_for(runtime: ActedRuntime) -> None:
     for extra, runs in ((), 1), ((), 2), (("--stored",), 2):
         run = CliRunner().invoke(repro_command, [str(INCIDENT), *OPTIONS, *extra])

@@ -175,7 +175,6 @@ def test_every_shipped_incident_is_valid() -> None:
         ),
         ("expect:\n", "raised:\n- {error_like: '*', predicted_by: [cudagraph]}\nexpect:\n", "nobody predicts an error"),
         ("settings: {}\n", "settings: {}\nsuites: [recompil]\n", "did you mean recompile?"),
-        ("settings: {}\n", "settings: {}\nlog: none.log\n", "log: found no file 'none.log'"),
         ("mode: reduce-overhead\n", "mode: reduce_overhead\n", "did you mean reduce-overhead?"),
     ],
 )

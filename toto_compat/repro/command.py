@@ -180,6 +180,8 @@ def run_incident(
     check_names(incident_file, matrix)
     where: dict[str, Any] = {"device": choose_device(device), "timeout_minutes": timeout}
     folder = incident_file.resolve().parent
+    if incident.log and not (folder / incident.log).is_file():
+        say(f"{incident_file}: its log {one_line(incident.log)} is not there; it runs without")
     request = incident_request(incident, folder, matrix, matrix_path, cache=cache, environment=environment, **where)
     if options.bundle:
         bundle_target(options, request.cell)

@@ -254,6 +254,8 @@ def log_text(path: Path) -> str | None:
     a little earlier than it is kept.
     """
     kept = _LARGEST_LOG // 2
+    if not path.is_file():  # a pipe would be waited for
+        return None
     try:
         with opened_log(str(path), path.name) as stream:
             head, tail, length = stream.read(kept), bytearray(), 0

@@ -27,7 +27,6 @@ def incident_mistakes(document: Document, folder: Path) -> list[Mistake]:
         *_expectation_mistakes(document),
         *_raised_mistakes(document),
         *_variable_mistakes(document),
-        *_log_mistakes(document, folder),
     ]
 
 
@@ -133,12 +132,6 @@ def _variable_mistakes(document: Document) -> Iterator[Mistake]:
     for name, value in variables.items() if isinstance(variables, dict) else ():
         if why := why_refused(str(name), str(value)):
             yield document.mistake(("variables", name), f"the variable {name}", f"others: {why}")
-
-
-def _log_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
-    log = document.data.get("log")
-    if isinstance(log, str) and not (folder / log).is_file():
-        yield document.mistake(("log",), f"no file {log!r}", "a file, relative to the incident's own")
 
 
 def _listed(items: Any) -> Iterator[tuple[int, dict[str, Any]]]:
