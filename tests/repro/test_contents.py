@@ -103,7 +103,8 @@ def test_a_toto_ts_that_no_replay_finds_is_told_when_the_bundle_is_made(kind: st
 
 
 LINES = "".join(f"line {number}: nothing of interest happened here at all\n" for number in range(50_000))
-KEY = f"-----BEGIN PRIVATE KEY-----\n{'LEAK99' * 2000}\n-----END PRIVATE KEY-----\n"
+BODY = f"{'LEAK99' * 10}\n" * 200
+KEY = f"-----BEGIN PRIVATE KEY-----\n{BODY}-----END PRIVATE KEY-----\n"
 
 
 @pytest.mark.parametrize("packed", [False, True])
