@@ -45,7 +45,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Get the wheels of environments for a build without network.",
     ),
     "lock": ("toto_compat.environments.locks:lock_command", "Pin every package of environments with its hash."),
-    "sbom": ("toto_compat.environments.sbom:sbom_command", "Print what an environment consists of, as CycloneDX JSON."),
+    "sbom": (
+        "toto_compat.environments.sbom_command:sbom_command",
+        "Print what an environment consists of, as CycloneDX JSON.",
+    ),
     "shell": ("toto_compat.runtimes.shell:shell_command", "Open a shell in an environment, as a cell sees it."),
     "repro": (
         "toto_compat.repro.command:repro_command",

@@ -1,6 +1,7 @@
 """Images are named by what is in them, built offline from locks, and a failed build leaves nothing."""
 
 import errno
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from toto_compat.environments.engine import EngineFacts, local_image
 from toto_compat.environments.image import ImagePlan, blame_build, builder_lock, ensure_image
 from toto_compat.environments.images_command import current_tags, own_images
 from toto_compat.environments.locks import Lock, LockedPackage
+from toto_compat.environments.sbom import image_bill
 from toto_compat.environments.wheelhouse import wheel_path
 from toto_compat.errors import EngineError, EnvironmentBuildError, StorageError
 
@@ -72,6 +74,20 @@ def test_an_image_that_is_there_is_not_built_again(client: docker.DockerClient, 
     _, second = ensure_image(client, SMALL, SMALL_ENVIRONMENT, said.append)
     assert second.id == first.id
     assert not any("build" in line for line in said)
+
+
+@pytest.mark.docker
+def test_a_build_writes_down_what_is_in_the_image(client: docker.DockerClient, project: SmallProject) -> None:
+    _, image = ensure_image(client, SMALL, SMALL_ENVIRONMENT, quiet)
+    bill = json.loads(image_bill(project.lock).read_bytes())
+    told = {(one["name"], one["version"]) for one in bill["components"] if one.get("purl", "").startswith("pkg:deb/")}
+    listed = run_in(client, str(image.id), "dpkg-query", "-W", "-f", "${Package} ${Version}\\n")
+    assert told == {tuple(line.split(" ")) for line in listed.splitlines()}
+    [python] = [
+        one["version"] for one in bill["components"] if one["name"] == "python" and one["type"] == "application"
+    ]
+    assert run_in(client, str(image.id), "/opt/venv/bin/python", "--version").split()[1] == python
+    assert {"name": "toto-compat:image", "value": str(image.id)} in bill["metadata"]["component"]["properties"]
 
 
 @pytest.mark.docker

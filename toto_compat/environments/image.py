@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import tarfile
 import tempfile
 import time
 import uuid
@@ -24,10 +25,12 @@ from toto_compat.environments.base_image import REPOSITORY, BaseImage, find_base
 from toto_compat.environments.build_context import build_context, system_context, tar_stream
 from toto_compat.environments.build_lock import OnLine, build_lock
 from toto_compat.environments.engine import LABEL, check_disk, engine_facts, engine_lost, is_full_disk, local_image
+from toto_compat.environments.image_contents import read_contents
 from toto_compat.environments.locks import DOCKER_FOLDER, Lock, read_lock
+from toto_compat.environments.sbom import bill_of_materials, bill_text, image_bill
 from toto_compat.environments.wheelhouse import fetch_hint, fetch_wheels, verify_wheels
-from toto_compat.errors import EnvironmentBuildError, StorageError
-from toto_compat.evidence.files import cache_folder
+from toto_compat.errors import EnvironmentBuildError, StorageError, TotoCompatError
+from toto_compat.evidence.files import cache_folder, write_atomically
 from toto_compat.matrix.toto_source import is_release
 
 _CANCEL_PATIENCE_SECONDS = 30.0
@@ -107,7 +110,20 @@ def ensure_image(
         image = local_image(client, plan.tag)
         if image is None or rebuild:
             image = _build(client, plan, environment, say, log, rebuild=rebuild, online=online)
+            _write_bill(client, plan, environment, image, say)
     return plan, image
+
+
+def _write_bill(
+    client: docker.DockerClient, plan: ImagePlan, environment: Environment, image: Image, say: OnLine
+) -> None:
+    """Write down what is in an image that was just built. An image without its bill is one all the same."""
+    try:
+        contents = read_contents(client, image, base=plan.base, python=plan.lock.python)
+        bill = bill_of_materials(plan.environment_name, environment, plan.lock, contents)
+        write_atomically(image_bill(plan.lock), bill_text(bill))
+    except (TotoCompatError, docker.errors.APIError, requests.exceptions.RequestException, tarfile.TarError) as error:
+        say(f"{plan.environment_name}: its bill of materials cannot be written: {error}")
 
 
 def image_log(name: str) -> Path:

@@ -1,38 +1,61 @@
-"""`toto-compat sbom`: the software bill of materials of an environment, from its lock, as CycloneDX JSON.
+"""The software bill of materials of an environment, as CycloneDX JSON: from its lock, or of the image that was built.
 
-It is made from the lock and nothing else, so the same lock gives the same bytes. What the base image brings, Debian's
-packages and the interpreter, is there as the base image by its name and, where it was resolved, its digest.
+From a lock and nothing else the same lock gives the same bytes; what the base brings is there as the base image by
+its name and, where it was resolved, its digest. Of an image Debian's packages and the interpreter are there one by one.
 """
 
 import json
 import uuid
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import click
-
 from toto_compat.contract.request import Environment
-from toto_compat.environments.locks import Lock, LockedPackage, read_base_digests, read_lock
-from toto_compat.errors import SelectionError
-from toto_compat.evidence.files import write_atomically
-from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
+from toto_compat.environments.locks import Lock, LockedPackage, read_base_digests
+from toto_compat.evidence.files import cache_folder
 
 SPECIFICATION = "1.6"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "toto-compat sbom")
 
 
-def bill_of_materials(name: str, environment: Environment, lock: Lock) -> dict[str, Any]:
-    """Put the bill together: the environment, and below it every wheel with its hash, and the base image."""
+@dataclass(frozen=True)
+class SystemPackage:
+    name: str
+    version: str
+    architecture: str
+
+
+@dataclass(frozen=True)
+class ImageContents:
+    """Holds what is in an image, as far as it says so itself."""
+
+    image: str  # its id
+    base_digest: str  # of the base that was asked for: the registry's, or the engine's number of it
+    stand_in: str  # what it was built on instead, for want of a registry
+    distribution: str  # 'debian-12'
+    packages: tuple[SystemPackage, ...]
+    python: str  # the interpreter's whole version, or only as much as is known
+
+
+def bill_of_materials(
+    name: str, environment: Environment, lock: Lock, contents: ImageContents | None = None
+) -> dict[str, Any]:
+    """Put the bill together: the environment, and below it every wheel with its hash, the base and its packages."""
     whole = f"environment:{name}"
     components = [_component(package) for package in lock.packages]
-    base = _base_image(environment)
+    base = _base_image(environment, contents)
+    number, properties = f"{name} {lock.identity}", {"lock": lock.identity, "python": lock.python}
+    if contents is not None:
+        components += [_system_package(package, contents.distribution) for package in contents.packages]
+        components.append(_interpreter(contents.python))
+        number, properties["image"] = f"{number} {contents.image}", contents.image
     return {
         "$schema": f"http://cyclonedx.org/schema/bom-{SPECIFICATION}.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": SPECIFICATION,
-        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, f'{name} {lock.identity}')}",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, number)}",
         "version": 1,
         "metadata": {
             "tools": {"components": [{"type": "application", "name": "toto-compat", "version": _own_version()}]},
@@ -41,10 +64,7 @@ def bill_of_materials(name: str, environment: Environment, lock: Lock) -> dict[s
                 "bom-ref": whole,
                 "name": name,
                 "version": lock.identity[:12],
-                "properties": [
-                    {"name": "toto-compat:lock", "value": lock.identity},
-                    {"name": "toto-compat:python", "value": lock.python},
-                ],
+                "properties": [{"name": f"toto-compat:{key}", "value": value} for key, value in properties.items()],
             },
         },
         "components": [*components, base],
@@ -73,7 +93,20 @@ def _component(package: LockedPackage) -> dict[str, Any]:
     }
 
 
-def _base_image(environment: Environment) -> dict[str, Any]:
+def _system_package(package: SystemPackage, distribution: str) -> dict[str, Any]:
+    vendor = distribution.partition("-")[0] or "debian"
+    where = f"?arch={quote(package.architecture)}" + (f"&distro={quote(distribution)}" if distribution else "")
+    named = f"{quote(package.name, safe='-._~+')}@{quote(package.version, safe='-._~')}"
+    url = f"pkg:deb/{quote(vendor)}/{named.replace('+', '%2B')}{where}"
+    return {"type": "library", "bom-ref": url, "name": package.name, "version": package.version, "purl": url}
+
+
+def _interpreter(python: str) -> dict[str, Any]:
+    url = f"pkg:generic/python@{quote(python)}"
+    return {"type": "application", "bom-ref": url, "name": "python", "version": python, "purl": url}
+
+
+def _base_image(environment: Environment, contents: ImageContents | None) -> dict[str, Any]:
     image = environment.base_image
     named, _, digest = image.partition("@")
     # a colon before the last slash is of a port
@@ -85,10 +118,24 @@ def _base_image(environment: Environment) -> dict[str, Any]:
         "name": folder + slash + name,
         "version": tag or "latest",
     }
-    digest = digest or read_base_digests().get(image, "")
+    if contents is not None:
+        digest = contents.base_digest
+        if contents.stand_in:
+            component["properties"] = [{"name": "toto-compat:stand-in", "value": contents.stand_in}]
+    else:
+        digest = digest or read_base_digests().get(image, "")
     if digest.startswith("sha256:"):
         component["hashes"] = [{"alg": "SHA-256", "content": digest.removeprefix("sha256:")}]
     return component
+
+
+def image_bill(lock: Lock) -> Path:
+    """Name the bill of the image that was last built here from this lock."""
+    return cache_folder() / "images" / f"{lock.environment_name}-{lock.identity[:16]}.cdx.json"
+
+
+def bill_text(bill: dict[str, Any]) -> str:
+    return json.dumps(bill, indent=2, sort_keys=True) + "\n"
 
 
 def _own_version() -> str:
@@ -96,20 +143,3 @@ def _own_version() -> str:
         return version("toto-compat")
     except PackageNotFoundError:  # a checkout that nobody installed
         return "0"
-
-
-@click.command("sbom")
-@click.argument("name", metavar="ENVIRONMENT")
-@click.option("--output", type=click.Path(path_type=Path), help="Write it there instead of printing it.")
-@matrix_option
-def sbom_command(name: str, output: Path | None, matrix_file: Path | None) -> None:
-    """Print what an environment consists of, every wheel with its hash, as CycloneDX JSON."""
-    environments = load_matrix(find_matrix_file(matrix_file)).environments
-    if name not in environments:
-        raise SelectionError(f"no environment {name!r}", hint=f"known: {', '.join(environments)}")
-    bill = bill_of_materials(name, environments[name], read_lock(name, environments[name]))
-    text = json.dumps(bill, indent=2, sort_keys=True) + "\n"
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        write_atomically(output, text)
