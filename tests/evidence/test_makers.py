@@ -1,6 +1,7 @@
 """What a killed process left half-made is told by its name and removed; what anybody still makes is not."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_another_machine_is_one_of_another_name_and_another_boot(monkeypatch: py
     here = made_on_this_machine()
     assert not made_on_another_machine(f".x{here}y")
     assert not made_on_another_machine("of an earlier version")
-    monkeypatch.setattr(makers.platform, "node", lambda: "a container")
+    monkeypatch.setattr(platform, "node", lambda: "a container")
     assert not made_on_another_machine(here)
     monkeypatch.setattr(makers, "_boot", lambda: "another")
     assert made_on_another_machine(here)

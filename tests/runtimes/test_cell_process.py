@@ -122,7 +122,7 @@ def test_last_lines_of_a_dead_cell_are_kept(tmp_path: Path) -> None:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def left_by(folder: Path, evidence: SuiteEvidence, **end: bool) -> SuiteEvidence:
+def left_by(folder: Path, evidence: SuiteEvidence, *, killed_for_memory: bool = False) -> SuiteEvidence:
     """What becomes of the evidence that a cell leaves which ended like this."""
     asked = request()
     good = SuiteEvidence(suite=Suite.EQUIVALENCE, outcome=Outcome.MEASURED)
@@ -133,7 +133,7 @@ def left_by(folder: Path, evidence: SuiteEvidence, **end: bool) -> SuiteEvidence
         evidence={Suite.RECOMPILE: evidence, Suite.EQUIVALENCE: good},
     )
     write_model(folder / RESULT_FILE, left)
-    result = collect_result(asked, folder, ProcessEnd(code=0, **end), Provenance())
+    result = collect_result(asked, folder, ProcessEnd(code=0, killed_for_memory=killed_for_memory), Provenance())
     assert result.evidence[Suite.EQUIVALENCE] == good  # nobody of it died
     assert result.failure is None
     return result.evidence[Suite.RECOMPILE]

@@ -74,7 +74,7 @@ def _file(container: Container, path: str) -> bytes:
         pieces, facts = container.get_archive(path)
     except docker.errors.NotFound:
         return b""
-    if facts["size"] > _LARGEST_FILE:
+    if facts is not None and facts["size"] > _LARGEST_FILE:
         raise EnvironmentBuildError(f"{path}: {facts['size'] / 1e6:.0f} MB, which no list of packages has")
     with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
         member = archive.next()
