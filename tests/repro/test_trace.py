@@ -116,7 +116,7 @@ def test_a_script_is_run_isolated_from_this_package(tmp_path: Path) -> None:
     asked = runtime.was_asked()
     assert asked.words == ["-I", "minimal.py"] and asked.files["minimal.py"] == "print(1)\n"
     assert "PYTHONSAFEPATH" not in asked.variables
-    assert "minimal.log" in traced.files and traced.exit_code == 3
+    assert "minimal.log" in traced.files
     assert "the minimal script ended with exit code 3: see minimal.log" in traced.notes
 
 

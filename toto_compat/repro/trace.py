@@ -28,15 +28,13 @@ _LARGEST_PAGE = 48 << 20
 _MOST_FILES = 1_500
 _MOST_CODE = 40
 _TLPARSE_SECONDS = 300
-MINIMAL_LOG, CELL_LOG = "minimal.log", "traced.log"
+CELL_LOG = "traced.log"  # what the cell printed; of a script it is minimal.log
 
 
 @dataclass(frozen=True)
 class TracedRun:
     """Holds what a run under TORCH_TRACE left: files by their name in a bundle, and remarks on what is not there."""
 
-    log: str = ""  # what the file is called that has what it printed
-    exit_code: int | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -49,7 +47,7 @@ def run_minimal(
         (folder / NAME).write_text(script, encoding="utf-8")
         # isolated (-I): PYTHONPATH, where a cell finds this package, is not looked at
         words = ("{python}", "-I", NAME)
-        traced = _Traced("the minimal script", "minimal", MINIMAL_LOG, minutes, frozenset(frames))
+        traced = _Traced("the minimal script", "minimal", "minimal.log", minutes, frozenset(frames))
         return traced.run(runtime, prepared, words, folder, {})
 
 
@@ -123,7 +121,7 @@ class _Traced:
             notes.append(f"{self.what} ended with exit code {code}: see {self.log}")
         files, more = _traced(folder, self.name, self.frames)
         printed_files = {self.log: said.encode()} if said else {}
-        return TracedRun(self.log, code, {**printed_files, **files}, (*notes, *more))
+        return TracedRun({**printed_files, **files}, (*notes, *more))
 
 
 def _traced(folder: Path, name: str, frames: frozenset[str]) -> tuple[dict[str, bytes], list[str]]:
