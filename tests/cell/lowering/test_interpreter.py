@@ -47,6 +47,11 @@ def test_powers_of_negative_numbers_are_as_nvidia_has_them() -> None:
 
 
 @needs_cuda_build
+def test_inductors_own_reductions_are_the_cpus() -> None:
+    assert off_by("none", "reductions") < 1e-5
+
+
+@needs_cuda_build
 def test_a_function_that_the_interpreter_lacks_is_named_with_its_kernel() -> None:
     ended = interpreted("none", "beyond it")
     assert ended.returncode != 0

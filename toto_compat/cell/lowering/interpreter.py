@@ -74,7 +74,7 @@ class Interpreter:
 
         def run(arguments: list[Any]) -> Any:
             given = [*emptied(arguments), *constants]
-            with _no_device(), _OnCpu(), _LibrariesOnCpu(), _naming_what_lacks("a library call"):
+            with _no_device(), _reducing_in_halves(), _OnCpu(), _LibrariesOnCpu(), _naming_what_lacks("a library call"):
                 return wrapper.call(given)
 
         return run
@@ -237,6 +237,35 @@ def _no_device() -> Iterator[None]:
         mock.patch.object(torch.cuda, "_DeviceGuard", lambda *_: nullcontext()),
         mock.patch.object(torch.cuda, "set_device", lambda *_: None),
     ):
+        yield
+
+
+@contextmanager
+def _reducing_in_halves() -> Iterator[None]:
+    """Combine halves of a block, as a GPU's threads do: the interpreter goes through it number by number, which took
+    hours where Inductor's own maximum reduces (attention as a kernel on 2.13)."""
+    # imported here: not every environment has it
+    from triton.runtime.interpreter import ReduceOps
+
+    def reduced(self: Any, given: Any) -> list[Any]:
+        parts, axis = self.unravel(given, self.axis)
+        while (length := parts[0].handle.data.shape[axis]) > 1:  # a power of two, as every block of Triton's
+            halves = [
+                self.to_tensor(part.handle.data.take(range(start, start + length // 2), axis), part.dtype)
+                for start in (0, length // 2)
+                for part in parts
+            ]
+            combined = self.combine_fn.fn(*halves)
+            parts = combined if isinstance(combined, tuple) else (combined,)
+        shape = [1] * len(given[0].shape) if self.axis is None else list(parts[0].handle.data.shape)
+        if not self.keep_dims:
+            del shape[slice(None) if self.axis is None else axis]
+        return [
+            self.to_tensor(part.handle.data.reshape(shape) if shape else part.handle.data.item(), one.dtype)
+            for part, one in zip(parts, given, strict=True)
+        ]
+
+    with mock.patch.object(ReduceOps, "generic_reduce", reduced):
         yield
 
 
