@@ -64,7 +64,12 @@ LOOKING_ALIKE = [
         "password\uff1a {}",
         "password\u2236{}",
     ),
-    *("\U0001d429\U0001d41a\U0001d42c\U0001d42c\U0001d430\U0001d428\U0001d42b\U0001d41d={}", "password -> {}"),
+    *(
+        "\U0001d429\U0001d41a\U0001d42c\U0001d42c\U0001d430\U0001d428\U0001d42b\U0001d41d={}",
+        "password -> {}",
+        "password->{}",
+        "password-> {}",
+    ),
     "password \u2192 {}",
 ]
 

@@ -154,7 +154,7 @@ def facts_of(metadata: str, version_py: str, read_from: str) -> WheelFacts:
     full = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", version_py, re.MULTILINE)
     return WheelFacts(
         version=full[1] if full else str(message["Version"] or ""),
-        cuda=_major_and_minor(said[1]) if said else _cuda_of(requirements),
+        cuda=cuda_release(said[1]) if said else _cuda_of(requirements),
         requires_python=str(message["Requires-Python"] or ""),
         requirements=tuple(str(one) for one in requirements),
         read_from=read_from,
@@ -174,14 +174,14 @@ def _cuda_of(requirements: Iterable[Requirement]) -> str:
     for one in requirements:
         if _CUDA_PACKAGES.match(canonicalize_name(one.name)):
             exact = [item.version for item in one.specifier if item.operator in ("==", "===")]
-            if exact and (cuda := _major_and_minor(exact[0])):
+            if exact and (cuda := cuda_release(exact[0])):
                 return cuda
     return ""
 
 
-def _major_and_minor(version: str) -> str:
+def cuda_release(version: str) -> str:
     """CUDA's version as torch's builds are named by it; empty where it cannot be told, as of `13.*`."""
-    found = re.match(r"(\d{1,2})\.(\d)(\.|$)", version)
+    found = re.match(r"(\d{2})\.(\d)(\.|$)", version)
     return f"{found[1]}.{found[2]}" if found else ""
 
 

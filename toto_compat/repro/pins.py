@@ -14,6 +14,7 @@ from pydantic import Field
 from toto_compat.contract.request import TORCH_RELEASE, Environment
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.environments.virtualenv import specification_hash
+from toto_compat.environments.wheel_facts import cuda_release
 from toto_compat.errors import InputError
 from toto_compat.matrix.schema import Matrix
 from toto_compat.matrix.toto_source import absolute
@@ -126,22 +127,19 @@ def cuda_build(cuda: str) -> str | None:
     return "cpu" if match["cpu"] else f"cu{match['tag'] or match['major'] + match['minor']}"
 
 
-def build_of_freeze(lines: Iterable[FrozenLine]) -> str | None:
+def build_of_freeze(versions: Mapping[str, str]) -> str | None:
     """Tell a freeze's build by torch's own local version, else by the CUDA runtime beside it."""
-    versions = {line.name: line.version for line in lines}
     local = versions.get("torch", "").partition("+")[2]
     if re.fullmatch(r"cpu|cu\d{3}", local):
         return local
     for name, version in versions.items():
-        if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name) and (build := build_of_runtime(version)):
-            return build
+        if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name) and (cuda := cuda_release(version)):
+            return f"cu{cuda.replace('.', '')}"
     return None
 
 
-def build_of_runtime(version: str) -> str:
-    """Tag the torch build that a CUDA runtime is of: cu128 for 12.8.90; '' for what is no such release."""
-    match = re.match(r"(\d{2})(?:\.(\d))?(?:\.|$)", version)
-    return f"cu{match[1]}{match[2] or 0}" if match else ""
+def _versions(lines: Iterable[FrozenLine]) -> dict[str, str]:
+    return {line.name: line.version for line in lines}
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ def _contradictions(pins: Pins, lines: list[FrozenLine], where: tuple[str | int,
     build = cuda_build(pins.cuda) if pins.cuda is not None else None
     if pins.cuda is not None and build is None:
         yield Problem(("cuda",), repr(pins.cuda), "cpu, or a CUDA release such as 12.8 or cu128")
-    in_freeze = build_of_freeze(lines)
+    in_freeze = build_of_freeze(_versions(lines))
     if build and in_freeze and build != in_freeze:
         yield Problem(("cuda",), f"{pins.cuda!r}, and {in_freeze} by the freeze", "the two to agree, or one")
     old = first.get("pydantic")
@@ -213,7 +211,7 @@ def _missing(pins: Pins, lines: list[FrozenLine], *, has_freeze: bool) -> Iterat
     names = {line.name for line in lines}
     if pins.torch is None and "torch" not in names:
         yield Problem(("torch",), "nothing", "one exact PyTorch release, such as 2.9.0, here or in a freeze")
-    elif pins.cuda is None and build_of_freeze(lines) is None:
+    elif pins.cuda is None and build_of_freeze(_versions(lines)) is None:
         told = "the freeze does not say it: " if has_freeze else ""
         yield Problem(("cuda",), "nothing", f"{told}cpu, or the CUDA release of the torch wheel, such as 12.8")
     if has_freeze and pins.toto_ts is None and "toto-ts" not in names:
@@ -224,7 +222,7 @@ def pinned_environment(pins: Pins, folder: Path, matrix: Matrix) -> tuple[str, E
     """Return the environment that the pins ask for, and its name: matrix.yaml's where it is the same."""
     frozen = [line for line in read_freeze(pins, folder) if isinstance(line, FrozenLine)]
     versions = {line.name: line.version for line in frozen}
-    build = cuda_build(pins.cuda) if pins.cuda is not None else build_of_freeze(frozen)
+    build = cuda_build(pins.cuda) if pins.cuda is not None else build_of_freeze(_versions(frozen))
     torch = pins.torch or _release(versions.get("torch", ""))
     if not torch or build is None:
         raise InputError("the pins name no torch release and build", hint="say pins.torch and pins.cuda")

@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from toto_compat.errors import InputError
-from toto_compat.repro.pins import build_of_runtime, is_version, package_of
+from toto_compat.repro.pins import build_of_freeze, is_version, package_of
 from toto_compat.repro.redaction import redact
 
 _FROZEN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)={2,3}([A-Za-z0-9][A-Za-z0-9.!+_-]*)$")
@@ -30,13 +30,7 @@ class Freeze:
     @property
     def build(self) -> str:
         """Tell its build by torch's local version, else by the CUDA runtime beside it."""
-        local = self.pinned.get("torch", "").partition("+")[2]
-        if re.fullmatch(r"cpu|cu\d{3}", local):
-            return local
-        for name, version in self.pinned.items():
-            if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name) and (build := build_of_runtime(version)):
-                return build
-        return ""
+        return build_of_freeze(self.pinned) or ""
 
     @property
     def other_build(self) -> str:

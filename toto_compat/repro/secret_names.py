@@ -54,7 +54,7 @@ def is_secret_name(name: str) -> bool:
 
 def _plain(name: str) -> str:
     """The name in the letters that it shows: without width, weight, accents, what is not seen, and look-alikes."""
-    letters = (letter for letter in unicodedata.normalize("NFKD", name))
+    letters = unicodedata.normalize("NFKD", name)
     seen = "".join(letter for letter in letters if unicodedata.category(letter) not in ("Cf", "Mn"))
     return seen.translate(_LOOKS_LIKE)
 

@@ -6,7 +6,7 @@ REDACTED = "<redacted>"
 
 # With what is not seen: soft hyphens, joiners, spaces of no width.
 _IN_NAME = r"[\w.\u00ad\u200b-\u200d\u2060\ufeff-]"
-_NAME = rf"{_IN_NAME}++"
+_NAME = rf"(?:(?!->){_IN_NAME})++"  # a hyphen of an arrow is none of a name
 _SPACE = r"[^\S\r\n]*+"
 _QUOTED = r"(?:\"(?:[^\"\\\n]|\\.)*+\"|'(?:[^'\\\n]|\\.)*+'|`[^`\n]*+`)"
 _BOUNDARY = r"(?=[\s,;)}\]&>]|$)"
