@@ -33,10 +33,11 @@ def beyond_it(x: Tensor, _weight: Tensor, _past: Tensor) -> tuple[Tensor]:
 
 
 def reductions(x: Tensor, weight: Tensor, past: Tensor) -> tuple[Tensor, ...]:
-    """What Inductor reduces by functions of its own: the interpreter is helped with these."""
+    """What Inductor reduces and scans by functions of its own: the interpreter is helped with these."""
     largest, place = weight.max(-1)
     spread, middle = torch.var_mean(x, -1)
-    return largest, place, past.argmin(-1), weight.amin(0), x.prod(-1), spread, middle, x.amax(), past.softmax(0)
+    reduced = (largest, place, past.argmin(-1), weight.amin(0), x.prod(-1), spread, middle, x.amax(), past.softmax(0))
+    return *reduced, x.cumsum(-1), x.logcumsumexp(-1), *weight.cummax(-1)
 
 
 STEPS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import numpy
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -74,7 +75,10 @@ class Interpreter:
 
         def run(arguments: list[Any]) -> Any:
             given = [*emptied(arguments), *constants]
-            with _no_device(), _reducing_in_halves(), _OnCpu(), _LibrariesOnCpu(), _naming_what_lacks("a library call"):
+            on_the_cpu = _no_device(), _combining_whole_blocks(), _OnCpu(), _LibrariesOnCpu()
+            with ExitStack() as undo, _naming_what_lacks("a library call"):
+                for one in on_the_cpu:
+                    undo.enter_context(one)
                 return wrapper.call(given)
 
         return run
@@ -241,22 +245,24 @@ def _no_device() -> Iterator[None]:
 
 
 @contextmanager
-def _reducing_in_halves() -> Iterator[None]:
-    """Combine halves of a block, as a GPU's threads do: the interpreter goes through it number by number, which took
-    hours where Inductor's own maximum reduces (attention as a kernel on 2.13)."""
+def _combining_whole_blocks() -> Iterator[None]:
+    """Reduce and scan parts of a block at a time, as a GPU's threads do: the interpreter goes through it number by
+    number, which took hours where Inductor combines by functions of its own (softmax, sums along the context)."""
     # imported here: not every environment has it
-    from triton.runtime.interpreter import ReduceOps
+    from triton.runtime.interpreter import ReduceOps, ScanOps
 
-    def reduced(self: Any, given: Any) -> list[Any]:
+    def taken(scope: Any, parts: Sequence[Any], places: Any, axis: int) -> list[Any]:
+        return [scope.to_tensor(part.handle.data.take(places, axis), part.dtype) for part in parts]
+
+    def combined(scope: Any, ahead: Sequence[Any], behind: Sequence[Any]) -> Sequence[Any]:
+        answer = scope.combine_fn.fn(*ahead, *behind)
+        return answer if isinstance(answer, tuple) else (answer,)
+
+    def reduced(self: Any, given: Sequence[Any]) -> list[Any]:
         parts, axis = self.unravel(given, self.axis)
         while (length := parts[0].handle.data.shape[axis]) > 1:  # a power of two, as every block of Triton's
-            halves = [
-                self.to_tensor(part.handle.data.take(range(start, start + length // 2), axis), part.dtype)
-                for start in (0, length // 2)
-                for part in parts
-            ]
-            combined = self.combine_fn.fn(*halves)
-            parts = combined if isinstance(combined, tuple) else (combined,)
+            first, second = numpy.arange(length).reshape(2, -1)
+            parts = combined(self, taken(self, parts, first, axis), taken(self, parts, second, axis))
         shape = [1] * len(given[0].shape) if self.axis is None else list(parts[0].handle.data.shape)
         if not self.keep_dims:
             del shape[slice(None) if self.axis is None else axis]
@@ -265,7 +271,22 @@ def _reducing_in_halves() -> Iterator[None]:
             for part, one in zip(parts, given, strict=True)
         ]
 
-    with mock.patch.object(ReduceOps, "generic_reduce", reduced):
+    def scanned(self: Any, given: Sequence[Any]) -> list[Any]:
+        parts, places, step = list(given), numpy.arange(given[0].handle.data.shape[self.axis]), 1
+        while step < len(places):  # each number then stands for twice as many before it
+            added = combined(self, taken(self, parts, numpy.maximum(places - step, 0), self.axis), parts)
+            behind = numpy.expand_dims(places >= step, tuple(range(1, parts[0].handle.data.ndim - self.axis)))
+            parts = [
+                self.to_tensor(numpy.where(behind, new.handle.data, old.handle.data), one.dtype)
+                for new, old, one in zip(added, parts, given, strict=True)
+            ]
+            step *= 2
+        return parts
+
+    with (
+        mock.patch.object(ReduceOps, "generic_reduce", reduced),
+        mock.patch.object(ScanOps, "generic_scan", scanned),
+    ):
         yield
 
 
