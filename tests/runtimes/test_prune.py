@@ -86,8 +86,10 @@ def test_a_virtualenv_that_another_machine_builds_stays_and_one_of_yesterday_doe
     assert not building.exists()
 
 
-def test_a_virtualenv_that_is_built_here_is_known_by_its_lock(cache: Path) -> None:
-    building = cache / "venvs" / f".building-x-0123456789{made_on_this_machine()}abc"
+@pytest.mark.parametrize("host", [None, "00000000"], ids=["this one", "a container on this one"])
+def test_a_virtualenv_that_is_built_here_is_known_by_its_lock(cache: Path, host: str | None) -> None:
+    own, _, boot = made_on_this_machine().strip("-").partition(".")
+    building = cache / "venvs" / f".building-x-0123456789-{host or own}.{boot}-abc"
     building.mkdir()
     with build_lock(cache / "venvs" / "x-0123456789.lock", "x", lambda _: None):
         prune("--all")

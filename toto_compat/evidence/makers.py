@@ -33,6 +33,11 @@ def made_on_this_machine() -> str:
     return f"-{_short(platform.node())}.{_short(_boot())}-"
 
 
+def without_machine(name: str) -> str:
+    """Give a name without the part that says on which machine it was made."""
+    return _MADE_ON.sub("-", name)
+
+
 def made_on_another_machine(text: str) -> bool:
     """Tell if something was made elsewhere, where a lock may be held that is not seen here: some shared file systems
     hold it on one machine alone. A container has another name than its machine, a restarted machine another boot."""

@@ -12,7 +12,7 @@ import click
 from toto_compat.environments.virtualenv import venv_folder
 from toto_compat.errors import StorageError
 from toto_compat.evidence.files import cache_folder
-from toto_compat.evidence.makers import made_on_another_machine, made_on_this_machine
+from toto_compat.evidence.makers import made_on_another_machine, without_machine
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.runtimes.local import abandoned_scratch
@@ -84,7 +84,7 @@ def _is_locked(path: Path) -> bool:
     if name.startswith(".building-"):
         if made_on_another_machine(name) and time.time() - path.stat().st_mtime < _LONGEST_BUILD_SECONDS:
             return True
-        name = name.removeprefix(".building-").replace(made_on_this_machine(), "-").rpartition("-")[0]
+        name = without_machine(name).removeprefix(".building-").rpartition("-")[0]
     lock = path.with_name(f"{name.removesuffix('.lock').removesuffix('.log')}.lock")
     if not lock.is_file():
         return False
