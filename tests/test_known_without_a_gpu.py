@@ -28,7 +28,10 @@ COMMITTED: dict[str, tuple[str, ...]] = {
         "torch-2.15.0-cu132/fixed_size/reduce-overhead",
         "torch-2.9.0-cu128/fixed_size/reduce-overhead",
     ),
-    "cuda-interpreted": ("torch-2.15.0-cu132/fixed_size/reduce-overhead",),
+    "cuda-interpreted": tuple(
+        f"{environment}/fixed_size/reduce-overhead"
+        for environment in ("torch-2.15.0-cu132", "torch-2.13.0-cu130", "torch-2.9.0-cu128")
+    ),
     "cuda-refused": tuple(
         f"{environment}/{cache}/reduce-overhead+production"
         for environment in ("torch-2.15.0-cu132", "torch-2.13.0-cu130", "torch-2.9.0-cu128")
