@@ -297,3 +297,9 @@ def test_a_replay_tells_which_packages_differ() -> None:
     assert "numpy 2.0.0 there, 1.26.4 here" in line
     assert "gone 1 there, absent here" in line
     assert compared_with_bundle(ToRun(Path("i"), None), result) == []
+
+
+def test_a_bundle_whose_name_is_too_long_for_a_file_is_refused_before_anything_is_run(run_folder: Path) -> None:
+    refused = with_matrix("run", RED, "-o", f"{'n' * 300}.zip")
+    assert isinstance(refused.exception, InputError)
+    assert "nnn.zip: cannot be written: File name too long" in refused.exception.message

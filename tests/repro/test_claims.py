@@ -84,6 +84,12 @@ def finding(claim: Claim, *cells: StoredCell) -> Finding:
     return audited(claim, cells).finding
 
 
+def test_a_count_of_a_cell_that_left_shapes_out_says_so() -> None:
+    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    counted = next(line for line in page.splitlines() if "recompile warnings before the fix" in line)
+    assert "of announced shapes alone; recompiles_total" in counted
+
+
 def test_the_page_is_what_the_command_prints_from_the_committed_evidence() -> None:
     printed = CliRunner().invoke(claims_command, ["--results", str(ROOT / "results")])
     assert printed.exit_code == 0, printed.output

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from tests.repro.production_events import LIMIT_HIT
@@ -85,6 +86,16 @@ def test_the_same_events_are_reproduced() -> None:
     assert as_text(same).endswith("REPRODUCED")
     assert exit_code(same) is ExitCode.OK
     assert as_data(same)["reproduced"] is True
+
+
+def test_counts_stand_there_only_if_something_counted() -> None:
+    counted = reproduction(LIMIT_HIT)
+    assert "in all 0 recompiles, 1 limit hit, 0 graph breaks" in as_text(counted)
+    lowered = SuiteEvidence(suite=Suite.CUDA_LOWERING, outcome=Outcome.MEASURED)
+    result = counted.result.model_copy(update={"evidence": {Suite.CUDA_LOWERING: lowered}})
+    assert " recompiles, " not in as_text(
+        look_at(counted.incident, result, limits_of(load_matrix(ROOT / "matrix.yaml")))
+    )
 
 
 def test_nothing_that_an_incident_says_reaches_the_terminal_as_a_command() -> None:
@@ -190,3 +201,15 @@ def test_without_an_engine_docker_is_refused_and_not_replaced(monkeypatch: pytes
         repro_command, [str(INCIDENT), "--runtime", "docker", "--matrix", str(ROOT / "matrix.yaml")]
     )
     assert isinstance(run.exception, EngineError)
+
+
+def test_a_log_whose_name_is_too_long_for_a_file_is_one_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
+    incident = yaml.safe_load(INCIDENT.read_text(encoding="utf-8")) | {"log": "n" * 300}
+    (tmp_path / "i.yaml").write_text(yaml.safe_dump(incident), encoding="utf-8")
+    where = ["--runtime", "venv", "--device", "cpu", "--environment", "torch-2.13.0-cpu", "--explain", "mode"]
+    matrix = ["--dry-run", "--matrix", str(ROOT / "matrix.yaml")]
+    run = CliRunner().invoke(repro_command, [str(tmp_path / "i.yaml"), *where, *matrix], catch_exceptions=False)
+    assert run.exit_code == 0 and f"its log {'n' * 100}" in run.stderr and "is not there; it runs without" in run.stderr

@@ -138,3 +138,42 @@ def test_a_short_log_goes_in_whole_and_one_that_is_gone_is_told(tmp_path: Path) 
 def test_a_lock_that_is_not_what_ran_is_told(numpy: str, told: bool) -> None:
     notes = gathered(changed(packages={"numpy": numpy})).notes
     assert any("numpy 1.26.4 in it, 1.26.3 when it ran" in note for note in notes) is told
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+def test_what_was_appended_to_a_log_in_another_encoding_has_no_secret_either(tmp_path: Path, encoding: str) -> None:
+    appended = "API_TOKEN=LEAK99x\r\npassword: LEAK99y!\r\nhf_LEAK99abcdefghijklmnopqrstuv\r\n"
+    (tmp_path / "cell.log").write_bytes(LINES[:10_000].encode() + appended.encode(encoding))
+    text = log_text(tmp_path / "cell.log")
+    assert text is not None and text.startswith("line 0: ")
+    assert "LEAK99" not in text.replace("\0", "")
+    assert "\0" not in text and text.count("<redacted>") == 3
+
+
+LATIN = CACHE.replace('"LEAK99"', '"Stra\u00dfe"')
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_a_users_cache_is_read_in_the_encoding_that_it_names(tmp_path: Path, secret: bool) -> None:
+    text = f"# -*- coding: latin-1 -*-\n{LATIN.replace('API_KEY', 'API_KEY' if secret else 'STREET')}"
+    (tmp_path / "mycache.py").write_bytes(text.encode("latin-1"))
+    result = changed(cache=CacheRequest(name="mine", source=f"{tmp_path}/mycache.py:Mine"))
+    contents = gathered(result)
+    script = add_script(contents, INCIDENT, result)
+    assert ("Stra\u00dfe" in script) is not secret
+    put = contents.files["cache/mycache.py"]
+    assert put == text.replace("Stra\u00dfe", "<redacted>" if secret else "Stra\u00dfe").replace(
+        '"<redacted>"', "'<redacted>'"
+    ).encode("latin-1")
+    assert any("secrets were taken out" in note for note in contents.notes) is secret
+
+
+def test_a_letter_that_an_encoding_lacks_stays_the_escape_that_it_was(tmp_path: Path) -> None:
+    text = "# coding: ascii\n" + LATIN.replace('"Stra\u00dfe"', '1\nNOTE = "\\u03b1 password=LEAK99"')
+    (tmp_path / "mycache.py").write_bytes(text.encode("ascii"))
+    contents = gathered(changed(cache=CacheRequest(name="mine", source=f"{tmp_path}/mycache.py:Mine")))
+    assert "NOTE = '\\u03b1 password=<redacted>'" in contents.files["cache/mycache.py"].decode("ascii")
+
+
+def test_a_log_whose_name_is_too_long_is_none(tmp_path: Path) -> None:
+    assert log_text(tmp_path / ("n" * 300)) is None

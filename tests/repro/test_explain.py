@@ -205,6 +205,27 @@ def test_an_environment_that_is_not_built_is_tried_only_when_releases_are_asked_
     assert asked.build and not asked.obstacle
 
 
+def test_what_the_incident_itself_will_build_is_there_for_its_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toto_compat.runtimes.venv.VenvRuntime.lock_of", lambda *_: None)
+    monkeypatch.setattr("toto_compat.runtimes.venv.VenvRuntime.obstacle", lambda *_: "")
+    runtime = open_runtime("venv", limits=MATRIX.limits, device=ask(HERE).device)
+    found = variants(HERE, ask(HERE), MATRIX, ("cache", "release"))
+    planned = plan_variants(found, ask, runtime, CellStore(tmp_path), builds=False, built_before="torch-2.13.0-cpu")
+    by_axis = {axis: [one for one in planned if one.variant.axis == axis] for axis in ("cache", "release")}
+    assert all(not one.obstacle and one.build is None and one.cost > 0 for one in by_axis["cache"])
+    assert all("its environment is not built" in one.obstacle for one in by_axis["release"])
+
+
+def test_what_a_cuda_build_predicted_is_asked_of_cuda_builds() -> None:
+    predicted = load_incident(ROOT / "incidents" / "2025-11-01-cuda-graphs-skipped.yaml")
+    for incident, build in ((predicted, "cu130"), (SHIPPED, "cpu")):
+        request = ask(incident)
+        names = [one.incident.environment for one in variants(incident, request, MATRIX, ("release",))]
+        assert [name for name in names if name and "2.13.0" in name] == [f"torch-2.13.0-{build}"]
+
+
 def test_axes_are_picked_by_name_and_a_wrong_one_is_told() -> None:
     assert axes_of("all") == tuple(AXES)
     assert axes_of("cache, mode") == ("mode", "cache")

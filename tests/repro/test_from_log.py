@@ -448,3 +448,64 @@ def test_a_full_disk_and_an_interrupt_leave_nothing_behind(tmp_path: Path, monke
             with pytest.raises(raised):
                 write_incident("schema: 1\n", tmp_path / "i.yaml")
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_variable_that_nothing_reads_is_told_and_its_value_written_nowhere(tmp_path: Path) -> None:
+    env = tmp_path / "bot.env"
+    env.write_text("TOTO_LOGIN=bob:hunter2\nTOTO_DB=bob/hunter2@host\nTORCHINDUCTOR_MAX_AUTOTUNE=1\n", encoding="utf-8")
+    incident, text, printed = from_log(PRODUCTION, tmp_path / "i.yaml", "--env", str(env))
+    assert incident.variables == {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}
+    assert "# not passed on: TOTO_LOGIN: nothing reads it" in text
+    assert "hunter2" not in text + printed
+
+
+@pytest.mark.parametrize(
+    ("changed", "date"), [("2026-03-01", "2024-02-29"), ("2024-03-01", "2024-02-29"), ("2024-02-01", "2020-02-29")]
+)
+def test_the_day_that_not_every_year_has_is_of_one_that_has_it(tmp_path: Path, changed: str, date: str) -> None:
+    log = tmp_path / "service.log"
+    log.write_text(LIMIT.replace("W1117", "W0229"), encoding="utf-8")
+    moment = datetime.fromisoformat(f"{changed}T10:00Z").timestamp()
+    os.utime(log, (moment, moment))
+    assert from_log(log, tmp_path / "i.yaml")[0].date == date
+
+
+CUDA_GRAPHS = "W1101 12:00:00.000000 7 skipping cudagraphs due to mutated inputs (2 instances)\n"
+
+
+def test_a_log_that_tells_of_cuda_graphs_and_of_no_mode_is_not_of_torchs_own(tmp_path: Path) -> None:
+    log, given = tmp_path / "service.log", ("--torch", "2.9.0")
+    log.write_text(CUDA_GRAPHS, encoding="utf-8")
+    incident, text, printed = from_log(log, tmp_path / "i.yaml", *given)
+    assert incident.mode == "reduce-overhead"
+    above = "# unknown: no line names it; reduce-overhead is a guess: torch's own mode has no CUDA graphs"
+    assert above in text[: text.index("\nmode: ")].splitlines()[-1]
+    assert "unknown: the mode: no line names it; reduce-overhead is a guess" in printed
+    log.write_text(LIMIT, encoding="utf-8")
+    assert from_log(log, tmp_path / "j.yaml", *given)[0].mode == "default"
+    log.write_text(f"Using torch.compile for Toto (mode=default, backend=inductor)\n{CUDA_GRAPHS}", encoding="utf-8")
+    assert from_log(log, tmp_path / "k.yaml", *given)[0].mode == "default"
+
+
+def test_a_variable_that_brings_cuda_graphs_into_every_mode_leaves_the_mode_open(tmp_path: Path) -> None:
+    (tmp_path / "service.log").write_text(CUDA_GRAPHS, encoding="utf-8")
+    (tmp_path / "x.env").write_text("TORCHINDUCTOR_CUDAGRAPHS=1\n", encoding="utf-8")
+    given = ("--torch", "2.9.0", "--env", str(tmp_path / "x.env"))
+    assert from_log(tmp_path / "service.log", tmp_path / "i.yaml", *given)[0].mode == "default"
+
+
+TOO_LONG = "n" * 300
+
+
+@pytest.mark.parametrize("option", ["--from-log", "--freeze", "--env", "-o"])
+def test_a_name_that_is_too_long_for_a_file_is_told(option: str) -> None:
+    error = error_of(PRODUCTION, option, TOO_LONG)
+    assert TOO_LONG in error.message and "File name too long" in error.message
+
+
+def test_a_version_with_more_digits_than_python_reads_is_none(tmp_path: Path) -> None:
+    digits, target = "9" * 5000, ("-o", str(tmp_path / "i.yaml"))
+    assert "no exact release" in error_of(PRODUCTION, "--torch", f"2.9.{digits}", *target).message
+    (tmp_path / "freeze.txt").write_text(f"torch==2.9.0\nnumpy=={digits}\n", encoding="utf-8")
+    error = error_of(PRODUCTION, "--freeze", str(tmp_path / "freeze.txt"), *target)
+    assert "freeze.txt:2: 'numpy==999" in error.message

@@ -249,3 +249,8 @@ def test_every_shipped_incident_carries_the_editor_hint_and_the_schema_is_what_t
     again = "write it anew: toto-compat schema --incident > incidents/incident.schema.json"
     assert (INCIDENT.parent / "incident.schema.json").read_text() == printed.output, again
     assert {"pins", "gates", "variables", "suites"} <= set(json.loads(printed.output)["properties"])
+
+
+def test_a_name_that_is_too_long_for_a_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nnn\.yaml: cannot be read: File name too long"):
+        load_incident(tmp_path / f"{'n' * 300}.yaml")

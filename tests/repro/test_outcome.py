@@ -14,6 +14,7 @@ from toto_compat.errors import ExitCode
 from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import load_matrix
 from toto_compat.repro.command import as_text, exit_code
+from toto_compat.repro.explain import Variant, judged_row
 from toto_compat.repro.incident import ExpectedEvent, FailedGate, Incident, RaisedForecast, load_incident
 from toto_compat.repro.outcome import Reproduction, Verdict, look_at, place_of, symptom_left
 from toto_compat.repro.reproduce import incident_request, limits_of
@@ -95,6 +96,83 @@ def test_a_prediction_is_told_as_one() -> None:
     assert "2 predicted, limit <= 0 here" in told
     assert "as in production" not in told
     assert told.endswith("REPRODUCED (2 of 2 predicted)")
+
+
+def test_a_mode_without_cuda_graphs_neither_has_skipped_ones_nor_ends_them() -> None:
+    figure = Figure(value=2, kind=Kind.PREDICTED)
+    found = evidence(Suite.CUDA_LOWERING, SKIP, cudagraphs=figure, compilations=Figure(value=3))
+    whole = incident(events=(PREDICTABLE,), gates=(FailedGate(gate=Gate.CUDAGRAPHS, predicted_by=("cuda_lowering",)),))
+    base = looked_at(whole, found)
+    for mode, ends, told in (
+        ("default", None, "not judged: mode default has no CUDA graphs that could be skipped"),
+        ("max-autotune", False, "the same; 2 predicted, limit <= 0"),
+    ):
+        changed = whole.model_copy(update={"mode": mode})
+        row = judged_row(Variant("mode", f"mode {mode}", changed), base, looked_at(changed, found))
+        assert (row.ends, row.told) == (ends, told)
+
+
+def test_in_a_mode_without_cuda_graphs_nothing_of_them_is_reproduced() -> None:
+    gate = FailedGate(gate=Gate.CUDAGRAPHS, predicted_by=("cuda_lowering",))
+    whole = incident(events=(PREDICTABLE,), gates=(gate,)).model_copy(update={"mode": "default"})
+    found = looked_at(whole, evidence(Suite.CUDA_LOWERING, SKIP, cudagraphs=Figure(value=2, kind=Kind.PREDICTED)))
+    assert found.verdict is Verdict.NOT_JUDGED
+    assert "mode default has no CUDA graphs that could be skipped" in as_text(found)
+
+
+def test_where_no_graph_was_there_to_look_at_no_skip_is_gone() -> None:
+    unknown = Figure(value=None, kind=Kind.PREDICTED, missing="nothing reached Inductor")
+    found = looked_at(incident(events=(PREDICTABLE,)), evidence(Suite.CUDA_LOWERING, cudagraphs=unknown))
+    assert found.verdict is Verdict.NOT_JUDGED and not found.ended
+    assert "nothing reached Inductor" in as_text(found)
+
+
+def test_what_another_predictor_does_not_see_is_not_gone() -> None:
+    partition = ExpectedEvent(
+        kind=EventKind.CUDAGRAPH_PARTITION, needs="cuda", predicted_by=("cuda_lowering", "cudagraph")
+    )
+    split = SKIP.model_copy(update={"kind": EventKind.CUDAGRAPH_PARTITION})
+    whole, figure = incident(events=(partition,)), Figure(value=2, kind=Kind.PREDICTED)
+    base = looked_at(whole, evidence(Suite.CUDA_LOWERING, split, cudagraphs=figure))
+    changed = whole.model_copy(update={"environment": "torch-2.13.0-cpu"})
+    tried = looked_at(changed, evidence(Suite.CUDAGRAPH, cudagraphs=Figure(value=0, kind=Kind.PREDICTED)))
+    row = judged_row(Variant("release", "environment torch-2.13.0-cpu", changed), base, tried)
+    assert row.ends is None and row.told.startswith("looked for in another way than in the incident: ")
+
+
+def test_what_a_cell_left_out_is_not_gone_unless_the_incident_was_seen_without_it() -> None:
+    event = Event(kind=EventKind.GRAPH_BREAK, severity=Severity.WARNING, reason="r")
+    whole = incident(events=(ExpectedEvent(kind=EventKind.GRAPH_BREAK),))
+    figures = {"compilations": Figure(value=3)}
+    told = "series of other kinds: announced shapes compile"
+    entire, part = (
+        looked_at(whole, evidence(Suite.RECOMPILE, event, **figures).model_copy(update={"skipped": skipped}))
+        for skipped in ("", told)
+    )
+    without = looked_at(whole, evidence(Suite.RECOMPILE, **figures).model_copy(update={"skipped": told}))
+    variant = Variant("cache", "cache upstream", whole)
+    assert judged_row(variant, entire, without).told == f"not looked at as the incident was: without {told}"
+    assert judged_row(variant, part, without).ends
+    assert without.verdict is Verdict.NOT_REPRODUCED and not without.ended
+    assert as_text(without).endswith(f"NOT REPRODUCED; left out: {told}")
+
+
+def test_that_something_stays_away_is_no_symptom() -> None:
+    event = Event(kind=EventKind.RECOMPILE_LIMIT, severity=Severity.WARNING, reason="r")
+    absent = ExpectedEvent(kind=EventKind.GRAPH_BREAK, at_least=0, at_most=0)
+    whole = incident(events=(ExpectedEvent(kind=EventKind.RECOMPILE_LIMIT), absent))
+    base = looked_at(whole, evidence(Suite.RECOMPILE, event, compilations=Figure(value=3)))
+    tried = looked_at(whole, evidence(Suite.RECOMPILE, compilations=Figure(value=3)))
+    assert base.verdict is Verdict.REPRODUCED
+    assert judged_row(Variant("cache", "cache fixed_size", whole), base, tried).ends
+    assert tried.verdict is Verdict.NOT_REPRODUCED and tried.ended
+
+
+def test_what_compiles_nothing_shows_no_absence_either() -> None:
+    absent = incident(events=(ExpectedEvent(kind=EventKind.GRAPH_BREAK, at_least=0, at_most=0),))
+    for compilations, verdict in ((3, Verdict.REPRODUCED), (0, Verdict.NOT_JUDGED)):
+        found = looked_at(absent, evidence(Suite.RECOMPILE, compilations=Figure(value=compilations)))
+        assert found.verdict is verdict
 
 
 def test_a_prediction_that_could_not_be_made_judges_nothing() -> None:

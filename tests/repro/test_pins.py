@@ -210,3 +210,26 @@ def test_pins_that_exist_are_not_complained_about(tmp_path: Path) -> None:
     environment = MATRIX.environments["torch-2.13.0-cpu"]
     pins = Pins(torch="2.13.0", cuda="cpu", python="3.11", packages=environment.pins)
     check_pins_exist(tmp_path / "incident.yaml", pins, environment)
+
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("pins", "told"),
+    [
+        (f'  {{torch: "2.9.{DIGITS}", cuda: cpu, python: "3.13"}}\n', "pins.torch: found '2.9.999"),
+        (
+            f'  {{torch: "2.9.0", cuda: cpu, python: "3.13", packages: {{a: "{DIGITS}"}}}}\n',
+            "pins.packages.a: found '999",
+        ),
+        (f'  {{torch: "2.9.0", cuda: cpu, python: "3.13", frozen: ["a=={DIGITS}"]}}\n', "none that pip knows"),
+        (f'  {{torch: "2.9.0", cuda: cpu, python: "3.13", toto_ts: "{DIGITS}"}}\n', "pins.toto_ts: found '999"),
+        (f'  {{torch: "2.9.0", cuda: cpu, python: "3.13", toto_ts: "./{"n" * 300}"}}\n', "File name too long"),
+        (f'  {{torch: "2.9.0", cuda: cpu, python: "3.13", freeze: "{"n" * 300}"}}\n', "File name too long"),
+    ],
+)
+def test_a_version_or_name_that_is_too_long_is_told_with_its_key(tmp_path: Path, pins: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_incident(written(tmp_path, pins))
+    assert told in caught.value.message

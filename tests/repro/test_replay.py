@@ -113,6 +113,13 @@ def test_code_and_indexes_that_a_bundle_brings_are_told(tmp_path: Path, capsys: 
     assert "of its own" not in told and "is built on" not in told
 
 
+def test_an_index_that_is_not_asked_is_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index: dict[str, object] = {"index": "https://index.example/simple"}
+    with replayed(bundle(tmp_path, environment=index, wheels__none_txt=b"")):
+        told = capsys.readouterr().err
+    assert "no package index is asked" in told and "index.example" not in told
+
+
 def test_the_lock_of_a_bundle_holds_while_it_is_run_and_no_longer(tmp_path: Path) -> None:
     with replayed(bundle(tmp_path, environment__lock_txt=LOCK)) as to_run:
         assert to_run.matrix_file is not None
@@ -176,3 +183,18 @@ def test_what_is_no_bundle_is_not_told_as_a_full_disk(tmp_path: Path, kind: str,
     assert isinstance(run.exception, BundleError)
     assert told in run.exception.message
     assert "space" not in run.exception.hint
+
+
+@pytest.mark.parametrize(
+    ("incident", "caches"),
+    [
+        ({"log": "n" * 300}, {}),
+        ({"log": "\u00e4" * 130}, {}),
+        ({"workload": {"checkpoint": "n" * 300}}, {}),
+        ({}, {"mine": {"source": f"{'n' * 300}.py:Mine"}}),
+    ],
+)
+def test_a_name_that_is_too_long_for_a_file_is_none_in_the_bundle(
+    tmp_path: Path, incident: dict[str, object], caches: dict[str, object]
+) -> None:
+    assert "which is not in the bundle" in refused(bundle(tmp_path, incident=incident, caches=caches)).message

@@ -1,7 +1,9 @@
 """A trace is of the minimal script, or of the cell itself where there is none; what is missing is told."""
 
+import hashlib
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +45,11 @@ class Asked:
 class TracingRuntime(StubRuntime):
     """A runtime whose interpreter is a script."""
 
-    def __init__(self, folder: Path, *, code: int = 0) -> None:
+    def __init__(self, folder: Path, *, code: int = 0, trace: Path = TRACE) -> None:
         super().__init__()
         self.asked = folder / "asked.json"
         self.python = folder / "python"
-        text = INTERPRETER.format(python=sys.executable, asked=str(self.asked), trace=str(TRACE), code=code)
+        text = INTERPRETER.format(python=sys.executable, asked=str(self.asked), trace=str(trace), code=code)
         self.python.write_text(text, encoding="utf-8")
         self.python.chmod(0o755)
 
@@ -118,6 +120,30 @@ def test_a_script_is_run_isolated_from_this_package(tmp_path: Path) -> None:
     assert "PYTHONSAFEPATH" not in asked.variables
     assert "minimal.log" in traced.files
     assert "the minimal script ended with exit code 3: see minimal.log" in traced.notes
+
+
+def test_a_payload_that_lost_a_secret_is_still_one_to_tlparse_and_keys_of_the_compilers_caches_stay(
+    tmp_path: Path,
+) -> None:
+    (written,) = TRACE.glob("dedicated_log_torch_trace_*.log")
+    key = "a" + "bcd4efg2hij" * 4 + "klmnop7"
+    told = f'{{"key": "{key}", "token": "hunter2"}}'
+    (tmp_path / "trace").mkdir()
+    head = f'V1119 10:14:14.409000 1 torch/a.py:1] {{"artifact": {{"name": "x"}}, "has_payload": "{md5(told)}"}}'
+    text = f"{written.read_text(encoding='utf-8')}{head}\n\t{told}\n{head}\n"
+    (tmp_path / "trace" / written.name).write_text(text, encoding="utf-8")
+    runtime = TracingRuntime(tmp_path, trace=tmp_path / "trace")
+    files = run_minimal(runtime, prepared(cell_request()), "print(1)\n", minutes=1).files
+    clean = files["trace/dedicated_log_torch_trace_minimal.log"].decode()
+    before, after = (re.findall(r'"has_payload": "(\w+)"\}\n((?:\t.*\n)*)', one) for one in (text, clean))
+    assert before[:-2] == after[:-2]
+    (named, payload), _ = after[-2:]
+    assert payload == f'\t{{"key": "{key}", "token": "<redacted>"}}\n'
+    assert named == md5(payload.strip())
+
+
+def md5(text: str) -> str:
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def test_what_cannot_be_traced_is_told(tmp_path: Path) -> None:

@@ -47,3 +47,12 @@ def test_a_refused_variable_is_told_with_its_line(tmp_path: Path) -> None:
     path.write_text(f"variables:\n  LD_PRELOAD: /tmp/x.so\n{INCIDENT.read_text()}")
     with pytest.raises(InputError, match=r":2: variables.LD_PRELOAD: found the variable LD_PRELOAD; accepted others"):
         load_incident(path)
+
+
+@pytest.mark.parametrize("name", ["TOTO_LOGIN", "TOTO_PSK", "TOTO_DB", "TOTO_COMPILE_MODES"])
+def test_a_name_that_only_looks_like_toto_compats_own_is_refused(name: str) -> None:
+    assert why_refused(name, "1").startswith("nothing reads it: toto-compat's own are TOTO_DISABLE_COMPILE, ")
+
+
+def test_what_toto_compat_reads_and_no_key_says_may_stand_in_an_incident() -> None:
+    assert checked_variables({"TOTO_COMPILE_FORCE": "1"}) == {"TOTO_COMPILE_FORCE": "1"}

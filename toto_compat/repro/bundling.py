@@ -29,7 +29,7 @@ from toto_compat.repro.outcome import Reproduction
 from toto_compat.repro.pins import is_pinned
 from toto_compat.repro.production_freeze import read_freeze
 from toto_compat.repro.red_cell import command_of, find_red_cell, incident_of
-from toto_compat.repro.redaction import redact
+from toto_compat.repro.redaction.text import redact
 from toto_compat.repro.replay import ToRun, replayed
 from toto_compat.repro.seen import is_named_pipe, read_log_or_explain
 from toto_compat.repro.trace import TracedRun, run_cell, run_minimal
@@ -181,10 +181,13 @@ def bundle_red_cell(
 def bundle_target(options: Bundling, cell: CellName) -> Path:
     """Name the file that a cell's bundle becomes; InputError where it cannot, for which nobody waits for a run."""
     target = options.output or Path(bundle_name(cell))
-    if target.exists():
-        raise InputError(f"{target} exists and is not overwritten", hint=_ANOTHER)
-    if not target.parent.is_dir():
-        raise InputError(f"{target}: there is no folder {target.parent}", hint=_ANOTHER)
+    try:
+        if target.exists():
+            raise InputError(f"{target} exists and is not overwritten", hint=_ANOTHER)
+        if not target.parent.is_dir():
+            raise InputError(f"{target}: there is no folder {target.parent}", hint=_ANOTHER)
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written: {error.strerror}", hint=_ANOTHER) from error
     return target
 
 

@@ -124,6 +124,8 @@ def _audit(claim: Claim, release: str, rows: Sequence[StoredRow], limits: Mappin
     assert figure is not None and figure.value is not None and claim.limit is not None
     finding = Finding.CONFIRMED if claim.limit.admits(figure.value) else Finding.REFUTED
     found = f"{claim.column or claim.figure} {_shown(figure)}, read as {_limit_text(claim.limit, figure.unit)}"
+    if any(evidence.skipped for suite, evidence in deciding.cell.evidence.items() if suite in _suites(claim)):
+        found += ", of announced shapes alone"
     other = _figure(claim, deciding.cell, claim.beside) if claim.beside else None
     if other is not None and other.value is not None:
         found += f"; {claim.beside} {_shown(other)}"
@@ -281,11 +283,12 @@ def claims_markdown(audited: Sequence[AuditedClaim], release: str) -> str:
         "column is what a CPU shows meanwhile, and decides nothing. Recompiles are those of whole autoregressive",
         "forecasts at several lengths; the documents count those of forecasts of one patch, which never decode.",
         "",
-        f"Cells of torch {release} decide, which the documents measured; where there are none, those of the newest",
-        "release. Times, memory and errors wait for production's own forecast (`production-float16`), those of BTCUSD",
-        "for a cell that was run with that series. A *recompile warning* is read as a limit that was hit: torch warns",
-        "of no other recompile, and the documents' analyzer counted no other. The number of recompiles, which torch",
-        "tells only when it is asked, stands beside it.",
+        f"Cells of torch {release} decide, which the documents measured; where none was run with today's suites, those",
+        "of the newest release. Times, memory and errors wait for production's own forecast (`production-float16`),",
+        "those of BTCUSD for a cell that was run with that series. A *recompile warning* is read as a limit that was",
+        "hit: torch warns of no other recompile, and the documents' analyzer counted no other. The number of",
+        "recompiles, which torch tells only when it is asked, stands beside it. A cell that has broken a limit goes on",
+        "to no shapes but those announced, as the documents' forecasts were: its counts are of these.",
         "",
         f"{len(audited)} claims: " + ", ".join(f"{number} {finding.value}" for finding, number in counts.items()) + ".",
     ]

@@ -14,7 +14,9 @@ from toto_compat.contract.events import EventKind
 from toto_compat.contract.log_line import printable
 from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import Outcome
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import ExitCode
+from toto_compat.matrix.document import is_file
 from toto_compat.matrix.load import find_matrix_file, load_matrix, matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.repro.bundling import (
@@ -180,7 +182,7 @@ def run_incident(
     check_names(incident_file, matrix)
     where: dict[str, Any] = {"device": choose_device(device), "timeout_minutes": timeout}
     folder = incident_file.resolve().parent
-    if incident.log and not (folder / incident.log).is_file():
+    if incident.log and not is_file(folder / incident.log):
         say(f"{incident_file}: its log {one_line(incident.log)} is not there; it runs without")
     request = incident_request(incident, folder, matrix, matrix_path, cache=cache, environment=environment, **where)
     if options.bundle:
@@ -280,12 +282,13 @@ def as_text(reproduction: Reproduction) -> str:
     lines += [f"  {line}" for line in describe_parts(reproduction)]
     if reproduction.raised:
         lines.append(f"  the compiled forecast raised: {reproduction.raised}")
-    counts = Counter(event.kind for event in reproduction.events)
-    limits = counts[EventKind.RECOMPILE_LIMIT]
-    lines.append(
-        f"  in all {counts[EventKind.RECOMPILE]} recompiles, {limits} limit hit{'' if limits == 1 else 's'},"
-        f" {counts[EventKind.GRAPH_BREAK]} graph breaks"
-    )
+    if Suite.RECOMPILE in result.evidence:
+        counts = Counter(event.kind for event in reproduction.events)
+        limits = counts[EventKind.RECOMPILE_LIMIT]
+        lines.append(
+            f"  in all {counts[EventKind.RECOMPILE]} recompiles, {limits} limit hit{'' if limits == 1 else 's'},"
+            f" {counts[EventKind.GRAPH_BREAK]} graph breaks"
+        )
     lines += [one_line(line) for line in verdict_lines(reproduction)]
     return "\n".join(lines)
 
@@ -310,7 +313,8 @@ def verdict_lines(reproduction: Reproduction) -> Iterator[str]:
     elif reproduction.ended and result.cell.cache != reproduction.incident.cache:
         yield f"NOT REPRODUCED: gone with {result.cell.cache}, nothing of the incident occurred{rest}"
     else:
-        yield f"NOT REPRODUCED{rest}"
+        skipped = [evidence.skipped for evidence in result.evidence.values() if evidence.skipped]
+        yield f"NOT REPRODUCED{rest}" + (f"; left out: {skipped[0]}" if skipped and reproduction.looked else "")
 
 
 def as_data(reproduction: Reproduction) -> dict[str, Any]:

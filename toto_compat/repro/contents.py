@@ -20,14 +20,15 @@ from toto_compat.environments.locks import found_lock_path, parse_lock
 from toto_compat.environments.virtualenv import venv_folder
 from toto_compat.errors import EnvironmentBuildError, InputError
 from toto_compat.logs.source import opened_log
+from toto_compat.matrix.document import is_file
 from toto_compat.matrix.schema import CacheSource, Matrix
 from toto_compat.matrix.toto_source import is_release
-from toto_compat.matrix.user_cache import BUILTIN, split_source, user_cache_files
+from toto_compat.matrix.user_cache import BUILTIN, decoded_code, split_source, user_cache_files
 from toto_compat.repro.incident import Incident
 from toto_compat.repro.minimal import NAME, NoMinimalScript, differences, minimal_script
 from toto_compat.repro.portable import CACHE, portable_request
-from toto_compat.repro.redaction import redact, redact_data, redact_variables
-from toto_compat.repro.secret_code import redact_code
+from toto_compat.repro.redaction.code import redact_code
+from toto_compat.repro.redaction.text import redact, redact_data, redact_variables
 from toto_compat.repro.trace import CELL_LOG, TracedRun
 
 INCIDENT = "incident.yaml"
@@ -203,9 +204,10 @@ def _small_matrix(matrix: Matrix, request: CellRequest, contents: Contents) -> d
 
 
 def _put_code(contents: Contents, name: str, content: bytes) -> None:
-    text = content.decode("utf-8", "replace")
+    text, encoding = decoded_code(content)
     clean = redact_code(text)
-    contents.files[name] = content if clean == text else clean.encode()
+    # what the encoding has no byte for came out of an escape, and becomes one again
+    contents.files[name] = content if clean == text else clean.encode(encoding, "backslashreplace")
     if clean != text:
         contents.notes.append(f"secrets were taken out of {name}: it may not do what it did")
 
@@ -254,7 +256,7 @@ def log_text(path: Path) -> str | None:
     a little earlier than it is kept.
     """
     kept = _LARGEST_LOG // 2
-    if not path.is_file():  # a pipe would be waited for
+    if not is_file(path):  # a pipe would be waited for
         return None
     try:
         with opened_log(str(path), path.name) as stream:

@@ -10,7 +10,7 @@ import yaml
 from toto_compat.errors import InputError
 from toto_compat.repro.incident import load_incident
 from toto_compat.repro.new_file import new_file
-from toto_compat.repro.redaction import redact, redact_data
+from toto_compat.repro.redaction.text import redact, redact_data
 from toto_compat.repro.seen import Seen
 from toto_compat.verdict.judge import one_line
 

@@ -10,7 +10,8 @@ from toto_compat.contract.events import Event, EventKind
 from toto_compat.contract.failure_messages import FAILURE_KINDS
 from toto_compat.contract.torch_releases import CONFIG_NAMES, config_name
 from toto_compat.environments.torch_sources.defaults import default_releases, torch_defaults
-from toto_compat.repro.redaction import REDACTED, redact
+from toto_compat.repro.redaction.parts import REDACTED
+from toto_compat.repro.redaction.text import redact
 
 OF_CUDA = frozenset(
     {EventKind.CUDAGRAPH_SKIP, EventKind.CUDAGRAPH_PARTITION, EventKind.CUDAGRAPH_OVERWRITTEN, EventKind.TRITON_ERROR}

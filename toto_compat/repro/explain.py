@@ -14,7 +14,7 @@ from toto_compat.evidence.files import cache_folder
 from toto_compat.evidence.store import CellStore
 from toto_compat.matrix.document import nearest_name
 from toto_compat.matrix.schema import Matrix
-from toto_compat.repro.incident import Incident, wanted
+from toto_compat.repro.incident import Expectation, Incident, wanted
 from toto_compat.repro.outcome import Reproduction, symptom_left
 from toto_compat.repro.pins import is_pinned
 from toto_compat.repro.reproduce import reproduce_in
@@ -145,14 +145,15 @@ def explain(
     runtime = open_runtime(runtime_name, limits=matrix.limits, device=request.device, say=say)
     store = CellStore(cache_folder() / "evidence")
     base = plan_variant(Variant("", "the incident itself", incident), request, runtime, store)
-    planned = plan_variants(variants(incident, request, matrix, axes), ask, runtime, store, builds=builds)
+    found = variants(incident, request, matrix, axes)
+    planned = plan_variants(found, ask, runtime, store, builds=builds, built_before=request.cell.environment)
     planned = within_the_disk(base, planned, free_disk(runtime))
     say(plan_text(base, planned))
     if dry_run:
         return None
     as_it_is = reproduce_in(runtime, store, incident, request, matrix, stored_first=True)
     left_out = tuple(one for one in planned if one.request is None or one.obstacle)
-    if not as_it_is.held:
+    if not as_it_is.symptoms:
         return Explanation(as_it_is, (), left_out)
     rows = [try_variant(one, as_it_is, runtime, store, matrix) for one in planned if one.request and not one.obstacle]
     return Explanation(as_it_is, tuple(rows), left_out)
@@ -201,24 +202,35 @@ def _other_precisions(incident: Incident) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def _other_releases(request: CellRequest, matrix: Matrix) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every environment with another torch; of one release the CPU build alone, where both are there."""
+    """Yield every environment with another torch, one of each release: its CPU build, where there is one.
+
+    What a CUDA build predicted is asked of CUDA builds.
+    """
     own = request.environment.torch
+    lowers = Suite.CUDA_LOWERING in request.profile.suites
     by_release: dict[str, str] = {}
     for name, environment in matrix.environments.items():
-        if environment.torch != own and (environment.torch not in by_release or environment.build == "cpu"):
+        is_preferred = (environment.build == "cpu") is not lowers
+        if environment.torch != own and (environment.torch not in by_release or is_preferred):
             by_release[environment.torch] = name
     for name in by_release.values():
         yield f"environment {name}", {"environment": name, "pins": None}
 
 
 def plan_variants(
-    found: Iterator[Variant], ask: Ask, runtime: Runtime, store: CellStore, *, builds: bool
+    found: Iterator[Variant], ask: Ask, runtime: Runtime, store: CellStore, *, builds: bool, built_before: str = ""
 ) -> list[PlannedVariant]:
-    """Say what each variant takes, the cheapest first: stored, quick, or with an environment to be built."""
+    """Say what each variant takes, the cheapest first: stored, quick, or with an environment to be built.
+
+    The environment `built_before` is there by then, as the incident itself is run in it first.
+    """
     planned = []
     for variant in found:
         try:
-            planned.append(plan_variant(variant, ask(variant.incident), runtime, store, builds=builds))
+            request = ask(variant.incident)
+            is_built = request.cell.environment == built_before
+            one = plan_variant(variant, request, runtime, store, builds=builds or is_built)
+            planned.append(replace(one, build=None) if is_built else one)
         except TotoCompatError as error:
             planned.append(PlannedVariant(variant, None, obstacle=one_line(error.message)))
     return sorted(planned, key=lambda one: (bool(one.obstacle), one.seconds))
@@ -312,29 +324,44 @@ def judged_row(variant: Variant, base: Reproduction, tried: Reproduction) -> Row
     """Compare with the incident as it is: what held there must be looked for, judged and gone for it to be ended."""
     if tried.result.failure is not None:
         return Row(variant, None, one_line(f"could not be run: {tried.result.failure.message}"), tried)
-    left = [symptom_left(expected, tried) for expected in base.held]
-    there = [told for told in left if told]
+    left = {expected: symptom_left(expected, tried) for expected in base.symptoms}
+    there = [told for told in left.values() if told]
     if there:
         return Row(variant, False, "; ".join(there), tried)
-    if tried.raised:
-        return Row(variant, None, f"raises: {tried.raised}", tried)
-    if not tried.compiled:
-        return Row(variant, None, "compiles nothing: eager has no such symptom", tried)
-    if None in left:
-        return Row(variant, None, "not judged", tried)
+    if unknown := _why_unknown(base, tried, [expected for expected, told in left.items() if told is None]):
+        return Row(variant, None, unknown, tried)
     return Row(variant, True, "gone", tried)
+
+
+def _why_unknown(base: Reproduction, tried: Reproduction, not_judged: Collection[Expectation]) -> str:
+    """Say why nothing can be said, though nothing of the symptom is there; empty if it is gone."""
+    if tried.raised:
+        return f"raises: {tried.raised}"
+    if not tried.compiled:
+        return "compiles nothing: eager has no such symptom"
+    if not_judged:
+        why = [one.why for one in tried.unjudged if one.expected in not_judged]
+        return one_line(f"not judged: {why[0]}") if why else "not judged"
+    if elsewhere := [one for one in base.symptoms if base.place_of(one) != tried.place_of(one)]:
+        return f"looked for in another way than in the incident: {wanted(elsewhere[0])}"
+    skipped = [
+        evidence.skipped
+        for suite, evidence in tried.result.evidence.items()
+        if evidence.skipped and not (suite in base.result.evidence and base.result.evidence[suite].skipped)
+    ]
+    return one_line(f"not looked at as the incident was: without {skipped[0]}") if skipped else ""
 
 
 def explanation_as_text(explanation: Explanation) -> str:
     """Write the table and the sentence."""
-    if not explanation.base.held:
+    if not explanation.base.symptoms:
         return "Nothing of it shows here as it is, so nothing can be said to end it."
     rows = [
         [row.variant.change, {True: "ends it", False: "does not", None: "?"}[row.ends], *_counts(row), row.told]
         for row in explanation.rows
     ]
     table = tabulate(
-        [["as it was", "-", *_counts_of(explanation.base), "; ".join(map(wanted, explanation.base.held))], *rows],
+        [["as it was", "-", *_counts_of(explanation.base), "; ".join(map(wanted, explanation.base.symptoms))], *rows],
         headers=["one change", "symptom", "recompiles", "limit hits", "breaks", "what is left"],
         maxcolwidths=[None, None, None, None, None, 60],
         disable_numparse=True,
@@ -398,5 +425,5 @@ def explanation_as_data(explanation: Explanation) -> dict[str, Any]:
         ],
         "not_tried": [{"change": one.variant.change, "why": one.obstacle} for one in explanation.not_tried],
         "smallest": explanation.enders[0].variant.change if explanation.enders else None,
-        "sentence": sentence(explanation) if explanation.base.held else None,
+        "sentence": sentence(explanation) if explanation.base.symptoms else None,
     }

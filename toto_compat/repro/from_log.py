@@ -5,6 +5,7 @@ It fills in what they show and says what they cannot: every guess has its reason
 
 import os
 import re
+from calendar import isleap
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,14 +13,17 @@ from typing import Any
 
 from packaging.version import Version
 
+from toto_compat.contract.events import EventKind
 from toto_compat.contract.request import TORCH_RELEASE, Device
 from toto_compat.errors import InputError
 from toto_compat.matrix.schema import Matrix
 from toto_compat.production import env_file
 from toto_compat.repro.drafted import Draft
 from toto_compat.repro.expected import OF_CUDA, expected_event, is_installed, setting_of, torchs_own
+from toto_compat.repro.pins import is_version
 from toto_compat.repro.production_freeze import Freeze
-from toto_compat.repro.redaction import REDACTED, redact, redact_variables
+from toto_compat.repro.redaction.parts import REDACTED
+from toto_compat.repro.redaction.text import redact, redact_variables
 from toto_compat.repro.seen import (
     Guess,
     Seen,
@@ -77,7 +81,7 @@ def draft_incident(
     draft.put(
         "workload",
         _WORKLOAD,
-        "unknown: a log shows no series, lengths, checkpoint or precision; this is the smallest forecast with twelve",
+        "unknown: a log shows no series, lengths, checkpoint or precision; this is a small forecast with twelve",
         "layers. Put production's own here if it does not reproduce.",
     )
     draft.unknown.append("the workload: series, context, horizon, samples, checkpoint, precision")
@@ -96,6 +100,8 @@ def _put_date(draft: Draft, seen: Seen) -> None:
         # a line of December in a log that January changed is of the year before; a day more, for clocks ahead of UTC
         latest = changed + timedelta(days=1)
         year = latest.year - (time[2:7] > f"{latest:%m-%d}")
+        while time[2:7] == "02-29" and not isleap(year):
+            year -= 1
         draft.put("date", f"{year}-{time[2:7]}", "unknown: the year; the last one before the log's end is taken")
         draft.unknown.append("the year: torch's prefix has none")
     else:
@@ -189,8 +195,8 @@ def _pins_of(freeze: Freeze, release: str, python: str, build: str, told: list[s
 
 def _release(seen: Seen, torch: str | None, freeze: Freeze | None) -> tuple[str, str]:
     if torch:
-        if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?(\.dev\d+)?(\+\w+)?", torch):
-            raise InputError(f"--torch {torch!r}: no exact release", hint="one such as 2.9.0")
+        if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?(\.dev\d+)?(\+\w+)?", torch) or not is_version(torch):
+            raise InputError(f"--torch {one_line(torch)[:60]!r}: no exact release", hint="one such as 2.9.0")
         return torch.partition("+")[0], "you said so"
     if freeze and freeze.torch:
         if not re.fullmatch(TORCH_RELEASE, freeze.torch):
@@ -229,8 +235,11 @@ def _variables(env: Path | None) -> dict[str, str]:
     if env is None:
         return {}
     hint = "give the service's env file: lines of NAME=value"
-    if not env.is_file():
-        raise InputError(f"{env}: {'no regular file' if env.exists() else 'there is no such file'}", hint=hint)
+    try:
+        if not env.is_file():
+            raise InputError(f"{env}: {'no regular file' if env.exists() else 'there is no such file'}", hint=hint)
+    except OSError as error:
+        raise InputError(f"{env}: cannot be read: {error.strerror}", hint=hint) from error
     statements = env_file.read(env)
     # what is no UTF-8 comes as surrogates
     if re.search(r"[\0\ud800-\udfff]", statements.text):
@@ -243,6 +252,11 @@ def _put_mode(draft: Draft, seen: Seen, variables: Mapping[str, str]) -> None:
     mode = logged or set_to
     if mode not in MODES:
         said = f"`{redact(mode)}` is no mode that can be run again" if mode else "no line names it"
+        if _tells_of_cuda_graphs(seen) and variables.get("TORCHINDUCTOR_CUDAGRAPHS") != "1":
+            guessed = "reduce-overhead is a guess: torch's own mode has no CUDA graphs, and the log tells of them"
+            draft.put("mode", "reduce-overhead", f"unknown: {said}; {guessed}")
+            draft.unknown.append(f"the mode: {said}; reduce-overhead is a guess")
+            return
         draft.put("mode", "default", f"unknown: {said}; torch's own is taken")
         draft.unknown.append(f"the mode: {said}")
         return
@@ -251,6 +265,10 @@ def _put_mode(draft: Draft, seen: Seen, variables: Mapping[str, str]) -> None:
     draft.told.append(f"mode     {mode}: {where}")
     if logged and set_to and logged != set_to:
         draft.remark("mode", f"the env file says {redact(set_to)}")
+
+
+def _tells_of_cuda_graphs(seen: Seen) -> bool:
+    return any(one.example.kind in OF_CUDA - {EventKind.TRITON_ERROR} for one in seen.events)
 
 
 def _put_settings(draft: Draft, seen: Seen, variables: Mapping[str, str], cache: Guess, release: str) -> None:

@@ -138,9 +138,13 @@ class Match:
 
 def load_incident(path: Path) -> Incident:
     """Read and check the file; InputError lists every mistake in it, as for matrix.yaml."""
-    if path.is_dir() or not path.exists():
-        what = "is a folder, not a file" if path.is_dir() else "does not exist"
-        raise InputError(f"{path} {what}", hint="incidents/ holds those that ship with the project")
+    hint = "incidents/ holds those that ship with the project"
+    try:
+        if path.is_dir() or not path.exists():
+            what = "is a folder, not a file" if path.is_dir() else "does not exist"
+            raise InputError(f"{path} {what}", hint=hint)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
     try:
         document = read_document(path)
     except MatrixFileError as error:

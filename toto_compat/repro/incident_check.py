@@ -63,10 +63,11 @@ def _stack_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
             yield document.mistake(("pins", "toto_ts"), found, TOTO_ACCEPTED)
     if pins.xformers is not None and not is_version(pins.xformers):
         yield document.mistake(("pins", "xformers"), describe_value(pins.xformers), "one exact version, such as 0.0.33")
-    if pins.freeze is not None and not (folder / pins.freeze).is_file():
-        yield document.mistake(("pins", "freeze"), f"no file {pins.freeze!r}", "a file, relative to the incident's own")
-        return
     try:
+        if pins.freeze is not None and not (folder / pins.freeze).is_file():
+            found = f"no file {pins.freeze!r}"
+            yield document.mistake(("pins", "freeze"), found, "a file, relative to the incident's own")
+            return
         frozen = read_freeze(pins, folder)
     except (OSError, UnicodeDecodeError) as error:
         yield document.mistake(("pins", "freeze"), f"a file that cannot be read: {error}", "text in UTF-8")

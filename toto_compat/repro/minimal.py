@@ -14,8 +14,9 @@ from toto_compat.contract.request import CellRequest, Workload
 from toto_compat.environments.requirements import requirements_of
 from toto_compat.matrix.request import cell_variables
 from toto_compat.matrix.toto_source import is_release
-from toto_compat.matrix.user_cache import split_source
-from toto_compat.repro.redaction import REDACTED, redact_variables
+from toto_compat.matrix.user_cache import decoded_code, split_source
+from toto_compat.repro.redaction.parts import REDACTED
+from toto_compat.repro.redaction.text import redact_variables
 
 NAME = "minimal.py"
 _PACKAGE = "toto_compat"
@@ -183,7 +184,7 @@ def cache_code(request: CellRequest) -> CacheCode:
 
 def _user_cache_code(source: str) -> str:
     file, class_name = split_source(source)
-    text = Path(file).read_text(encoding="utf-8")
+    text, _ = decoded_code(Path(file).read_bytes())
     tree = ast.parse(text)
     imported = {
         (node.module or "").partition(".")[0] if isinstance(node, ast.ImportFrom) else alias.name.partition(".")[0]

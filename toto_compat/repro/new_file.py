@@ -14,9 +14,9 @@ _ANOTHER = "name another file with -o"
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
     """Give a file beside the target to be filled; if all goes well it becomes the target, which must not exist."""
-    if target.exists():
-        raise StorageError(f"{target} exists and is not overwritten", hint=_ANOTHER)
     try:
+        if target.exists():
+            raise StorageError(f"{target} exists and is not overwritten", hint=_ANOTHER)
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:80]}-", dir=target.parent)
     except OSError as error:
         raise StorageError(f"{target}: cannot be written: {error.strerror}", hint=_ANOTHER) from error

@@ -91,6 +91,11 @@ class Reproduction:
         )
 
     @property
+    def symptoms(self) -> tuple[Expectation, ...]:
+        """List what held and can be ended: that an event stays away is no symptom."""
+        return tuple(expected for expected in self.held if not is_absence(expected))
+
+    @property
     def predictions(self) -> int:
         """Count those that held and were only predicted."""
         return sum(match.holds for match in self.matches if match.expected in self.predicted) + sum(
@@ -112,7 +117,8 @@ class Reproduction:
 
     @property
     def verdict(self) -> Verdict:
-        if self.held:
+        only_absences = all(map(is_absence, (*self.held, *self.not_held, *self.not_judged)))
+        if self.symptoms or (self.held and only_absences):
             return Verdict.PARTLY if self.not_held or self.not_judged else Verdict.REPRODUCED
         if self.not_judged or self.result.failure is not None:
             return Verdict.NOT_JUDGED
@@ -134,16 +140,18 @@ class Reproduction:
             self.verdict is Verdict.NOT_REPRODUCED
             and self.looked
             and all(symptom_left(expected, self) == "" for expected in self.not_held)
+            and not any(evidence.skipped for evidence in self.result.evidence.values())
             and not self.raised
             and self.compiled
         )
 
     @property
     def compiled(self) -> bool:
-        """Tell if dynamo compiled anything: what runs eager has no symptoms either. True where nobody counted."""
-        evidence = self.result.evidence.get(Suite.RECOMPILE)
-        figure = evidence.figures.get("compilations") if evidence else None
-        return figure is None or figure.value is None or figure.value > 0
+        return has_compiled(self.result)
+
+    def place_of(self, expected: Expectation) -> Place:
+        """Say where something expected was looked for."""
+        return place_of(expected, self.result.request.environment, self.result.request.device)
 
     @property
     def left_out(self) -> tuple[Expectation, ...]:
@@ -154,6 +162,18 @@ class Reproduction:
 
 def expectations(incident: Incident) -> tuple[Expectation, ...]:
     return (*incident.expect, *incident.gates, *incident.raised)
+
+
+def is_absence(expected: Expectation) -> bool:
+    """Say whether nothing has to be seen for it: an event that may stay away, or must."""
+    return isinstance(expected, ExpectedEvent) and expected.at_least == 0
+
+
+def has_compiled(result: CellResult) -> bool:
+    """Tell if dynamo compiled anything: what runs eager has no symptoms either. True where nobody counted."""
+    evidence = result.evidence.get(Suite.RECOMPILE)
+    figure = evidence.figures.get("compilations") if evidence else None
+    return figure is None or figure.value is None or figure.value > 0
 
 
 def place_of(expected: Expectation, environment: Environment, device: Device) -> Place:
@@ -197,7 +217,7 @@ def look_at(incident: Incident, result: CellResult, limits: Mapping[Gate, GateLi
         place = place_of(expected, request.environment, request.device)
         if place.suite is None:
             unseen.append(Unseen(expected, place.why_not))
-        elif problem := _no_evidence(result, place.suite):
+        elif problem := _no_evidence(result, place.suite) or _nothing_to_predict(expected, place, result):
             unjudged.append(Unseen(expected, problem))
         elif isinstance(expected, FailedGate):
             gates.append(_judged(expected, place, result, limits))
@@ -206,7 +226,10 @@ def look_at(incident: Incident, result: CellResult, limits: Mapping[Gate, GateLi
         else:
             assert isinstance(expected, ExpectedEvent)
             match = match_event(expected, events_of(result.evidence[place.suite]))
-            if more := _why_more(match, result.evidence[place.suite]):
+            more = _why_more(match, result.evidence[place.suite])
+            if not more and is_absence(expected) and match.holds and not has_compiled(result):
+                more = "nothing was compiled, which shows no events"
+            if more:
                 unjudged.append(Unseen(expected, more))
                 continue
             matches.append(match)
@@ -266,6 +289,19 @@ def _no_evidence(result: CellResult, suite: Suite) -> str:
     return ""
 
 
+def _nothing_to_predict(expected: Expectation, place: Place, result: CellResult) -> str:
+    """Say why a prediction about CUDA graphs says nothing: none would be captured, or there was no graph to look at."""
+    if not place.predicted or not is_of_cuda_graphs(expected):
+        return ""
+    if result.request.cell.mode in Gate.CUDAGRAPHS.rule.not_in_modes:
+        return f"mode {result.request.cell.mode} has no CUDA graphs that could be skipped"
+    assert place.suite is not None
+    figure = result.evidence[place.suite].figures.get(Gate.CUDAGRAPHS.figure)
+    if figure is not None and figure.value is None and not result.evidence[place.suite].events:
+        return figure.missing or "no graph was predicted"
+    return ""
+
+
 def _judged(expected: FailedGate, place: Place, result: CellResult, limits: Mapping[Gate, GateLimit]) -> GateMatch:
     limit = expected.limit or limits.get(expected.gate) or expected.gate.rule.default
     assert limit is not None and place.suite is not None
@@ -315,6 +351,13 @@ def _raised(result: CellResult) -> str:
         if evidence.outcome is Outcome.MODEL_FAILED:
             return f"{error_of(evidence)} ({suite.value} suite)"
     return ""
+
+
+def is_of_cuda_graphs(expected: Expectation) -> bool:
+    """Say whether something expected is about CUDA graphs that are skipped or split."""
+    if isinstance(expected, FailedGate):
+        return expected.gate == Gate.CUDAGRAPHS
+    return isinstance(expected, ExpectedEvent) and expected.kind in _OF_CUDA_GRAPHS
 
 
 def symptom_left(expected: Expectation, tried: Reproduction) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import Field
 
 from toto_compat.contract.request import TORCH_RELEASE, Environment
@@ -18,7 +18,7 @@ from toto_compat.environments.wheel_facts import cuda_release
 from toto_compat.errors import InputError
 from toto_compat.matrix.schema import Matrix
 from toto_compat.matrix.toto_source import absolute
-from toto_compat.repro.redaction import redact
+from toto_compat.repro.redaction.text import redact
 
 # Keys of their own in an environment, not among its other packages.
 _KEYS = {"torch": "torch", "toto-ts": "toto_ts", "xformers": "xformers"}
@@ -92,9 +92,7 @@ def freeze_lines(text: Iterable[str], name: str, leave_out: Iterable[str] = ()) 
         if len(requirement.specifier) != 1 or not exact or requirement.extras or requirement.marker:
             yield BadLine(place, shown, "it is no exact version; accepted name==version, as pip freeze writes it")
             continue
-        try:
-            Version(exact[0].version)
-        except InvalidVersion:
+        if not is_version(exact[0].version):
             yield BadLine(place, shown, "its version is none that pip knows")
             continue
         yield FrozenLine(place, canonicalize_name(requirement.name), exact[0].version)
@@ -162,6 +160,8 @@ def pins_problems(pins: Pins, frozen: list[FrozenLine | BadLine]) -> Iterator[Pr
         yield Problem(("frozen",), "a list beside pins.freeze", "one of the two")
     if pins.leave_out and not (pins.freeze or pins.frozen):
         yield Problem(("leave_out",), "packages", "a freeze to leave them out of")
+    if pins.torch is not None and not is_version(pins.torch):
+        yield Problem(("torch",), _shown(pins.torch), "one exact PyTorch release, such as 2.9.0")
     yield from _contradictions(pins, lines, where)
     yield from _missing(pins, lines, has_freeze=bool(pins.freeze or pins.frozen))
     for name, version in pins.packages.items():
@@ -171,7 +171,7 @@ def pins_problems(pins: Pins, frozen: list[FrozenLine | BadLine]) -> Iterator[Pr
         elif not _PACKAGE.fullmatch(name):
             yield Problem(("packages", name), "no name of a package", "letters, digits, and -, _ and . between them")
         elif not is_version(version):
-            yield Problem(("packages", name), repr(version), "one exact version, such as 1.26.4")
+            yield Problem(("packages", name), _shown(version), "one exact version, such as 1.26.4")
         elif canonicalize_name(name) == "pydantic" and Version(version) < _NEWEST_PYDANTIC_TOO_OLD:
             yield Problem(("packages", name), repr(version), "2.7 or newer: the cell itself needs it")
 
@@ -270,14 +270,18 @@ def _without_build(version: str, build: str) -> str:
     return release if local in (build, "cpu") else version
 
 
+def _shown(version: str) -> str:
+    return repr(version if len(version) <= 60 else f"{version[:57]}...")
+
+
 def _release(version: str) -> str:
     return version.partition("+")[0]
 
 
 def is_version(text: str) -> bool:
-    """Tell if this is one version as pip knows them."""
+    """Tell if this is one version as pip knows them; none with a number that is too long for Python is."""
     try:
         Version(text)
-    except InvalidVersion:
+    except ValueError:
         return False
     return True

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from toto_compat.errors import InputError
 from toto_compat.repro.pins import build_of_freeze, is_version, package_of
-from toto_compat.repro.redaction import redact
+from toto_compat.repro.redaction.text import redact
 
 _FROZEN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)={2,3}([A-Za-z0-9][A-Za-z0-9.!+_-]*)$")
 _LARGEST_FREEZE = 1_000_000

@@ -23,13 +23,14 @@ from toto_compat.repro.archive import WHEELS, Manifest, unpack
 from toto_compat.repro.contents import INCIDENT, LOCK, MATRIX, PACKAGES
 from toto_compat.repro.incident import Incident, check_names, load_incident
 from toto_compat.repro.pins import Pins
-from toto_compat.repro.redaction import redact
+from toto_compat.repro.redaction.text import redact
 from toto_compat.runtimes.progress import say
 from toto_compat.verdict.judge import one_line
 
 # Keys whose value names a file or folder; of a cache's source the part before the class.
 _PLACES = frozenset({"log", "freeze", "path", "checkpoint", "source", "toto_ts", "index"})
 _OF_THIS_MACHINE = re.compile(r"~|(\w+\+)?file:", re.I)
+_LONGEST_NAME = 255  # bytes, of a file or folder
 _ANOTHER = "ask whoever made the bundle for another one"
 
 
@@ -58,7 +59,7 @@ def replayed(path: Path) -> Iterator[ToRun]:
             check_places(path, folder)
             incident, matrix = load_incident(folder / INCIDENT), load_matrix(folder / MATRIX)
             check_names(folder / INCIDENT, matrix)
-            for line in brought_along(incident, matrix):
+            for line in brought_along(incident, matrix, with_wheels=(folder / WHEELS).is_dir()):
                 say(line)
             with _own_lock(folder, incident, matrix), _only_these_wheels(folder / WHEELS.rstrip("/")):
                 yield ToRun(folder / INCIDENT, folder / MATRIX, manifest, _packages(path, folder))
@@ -92,7 +93,8 @@ def check_places(path: Path, folder: Path) -> None:
         plain = {key: value for key, value in data.items() if key != "source"} if isinstance(data, Mapping) else data
         for key, value in _places(plain):
             place = PurePosixPath(value)
-            if place.is_absolute() or ".." in place.parts or _OF_THIS_MACHINE.match(value):
+            too_long = any(len(part.encode(errors="surrogatepass")) > _LONGEST_NAME for part in place.parts)
+            if place.is_absolute() or ".." in place.parts or _OF_THIS_MACHINE.match(value) or too_long:
                 raise BundleError(
                     f"{path}: {member} names {key} {one_line(value)[:100]!r}, which is not in the bundle",
                     hint="unpack it, put your own file in its place in the incident, and run that",
@@ -110,8 +112,8 @@ def _places(data: Any) -> Iterator[tuple[str, str]]:
             yield from _places(value)
 
 
-def brought_along(incident: Incident, matrix: Matrix) -> list[str]:
-    """Say what code and which package index a replay would use because the bundle says so."""
+def brought_along(incident: Incident, matrix: Matrix, *, with_wheels: bool) -> list[str]:
+    """Say what code a replay would use because the bundle says so, and which package index unless wheels come along."""
     told = [
         f"it brings code of its own: the cache {name} ({one_line(cache.source)}) is run as it is"
         for name, cache in matrix.caches.items()
@@ -123,7 +125,7 @@ def brought_along(incident: Incident, matrix: Matrix) -> list[str]:
             told.append(f"it runs a toto-ts of its own: {one_line(redact(stack.toto_ts))}")
         if isinstance(stack, Environment) and stack.base_image != f"python:{stack.python}-slim":
             told.append(f"its container is built on {one_line(stack.base_image)}")
-        if stack.index is not None:
+        if stack.index is not None and not with_wheels:
             told.append(f"torch is asked for at {one_line(redact(stack.index))}")
     return list(dict.fromkeys(told))
 

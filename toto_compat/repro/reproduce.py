@@ -51,7 +51,7 @@ def incident_request(
     device: Device = Device.CPU,
     timeout_minutes: float = 45.0,
 ) -> CellRequest:
-    """Make the one cell that shows the incident: with the suites that show what was seen, nothing skipped.
+    """Make the one cell that shows the incident: with the suites that show what was seen.
 
     Its checkpoint, series and freeze are relative to the incident's own file.
     """

@@ -207,7 +207,10 @@ def read_log_or_explain(path: str) -> Seen:
 def is_named_pipe(path: Path) -> bool:
     """Tell of a pipe or socket that lies in a folder; what a shell writes as <(command) is read like a file."""
     shell = path.is_absolute() and path.parts[1] in ("dev", "proc")
-    return path.exists() and not (shell or path.is_file() or path.is_dir())
+    try:
+        return path.exists() and not (shell or path.is_file() or path.is_dir())
+    except OSError:  # whoever reads it says what is wrong with it
+        return False
 
 
 # --- what the events let one guess ------------------------------------------------------------------------------------

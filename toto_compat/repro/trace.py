@@ -3,6 +3,7 @@
 What it printed, tlparse's page, the generated code.
 """
 
+import hashlib
 import re
 import subprocess
 import tempfile
@@ -18,7 +19,7 @@ from toto_compat.evidence.files import cache_folder, write_model
 from toto_compat.production.torch_trace import tlparse_program
 from toto_compat.repro.minimal import NAME
 from toto_compat.repro.portable import traceable_request
-from toto_compat.repro.redaction import redact
+from toto_compat.repro.redaction.text import redact
 from toto_compat.runtimes.cell_process import REQUEST_FILE
 from toto_compat.runtimes.seam import PreparedEnvironment, Runtime
 
@@ -132,15 +133,18 @@ def _traced(folder: Path, name: str, frames: frozenset[str]) -> tuple[dict[str, 
     trace = traces[-1]  # of workers there are others, empty but for their header
     if trace.stat().st_size > _LARGEST_TRACE:
         return {}, [f"TORCH_TRACE was left out: {trace.stat().st_size / 1e6:.0f} MB"]
-    files = {f"trace/dedicated_log_torch_trace_{name}.log": _redacted(trace.read_bytes())}
+    files = {f"trace/dedicated_log_torch_trace_{name}.log": _with_its_hashes(_redacted(trace.read_bytes()))}
     try:
         # the page is for people; the code is taken from plain text
         page, plain = (_tlparsed(trace, folder / name, *options) for name, options in _READINGS.items())
     except (InputError, subprocess.TimeoutExpired, OSError) as error:
         return files, [f"tlparse's page was not made: {redact(str(error))[:300]}"]
     notes = []
-    if len(page) > _MOST_FILES or sum(path.stat().st_size for path in page.values()) > _LARGEST_PAGE:
-        notes.append(f"tlparse's page was left out: {len(page)} files; `tlparse trace/*.log` makes it")
+    page.pop("raw.log", None)  # the trace once more
+    size = sum(path.stat().st_size for path in page.values())
+    if len(page) > _MOST_FILES or size > _LARGEST_PAGE:
+        told = f"{len(page)} files, {size / 1e6:.0f} MB"
+        notes.append(f"tlparse's page was left out: {told}; `tlparse trace/*.log` makes it")
     else:
         files |= {f"trace/tlparse/{_member(own)}": _redacted(path.read_bytes()) for own, path in page.items()}
     code = dict(_generated_code(plain, frames))
@@ -183,6 +187,23 @@ def _generated_code(pages: Mapping[str, Path], frames: frozenset[str]) -> Iterat
 def _member(name: str) -> str:
     """Make a name that every system takes."""
     return "/".join(re.sub(r"[^A-Za-z0-9._+=@-]", "_", part)[-150:] or "_" for part in name.split("/"))
+
+
+def _with_its_hashes(trace: bytes) -> bytes:
+    """Write the hash of each payload anew: tlparse drops one that lost a secret and with it what its hash says."""
+    lines = trace.split(b"\n")
+    at, head = len(lines), len(lines)
+    for at in range(len(lines) - 1, -1, -1):
+        if lines[at].startswith(b"\t"):
+            continue
+        payload = b"\n".join(line[1:] for line in lines[at + 1 : head])
+        told = hashlib.md5(payload, usedforsecurity=False).hexdigest().encode()
+        lines[at] = _PAYLOAD.sub(rb"\g<name>" + told, lines[at])
+        head = at
+    return b"\n".join(lines)
+
+
+_PAYLOAD = re.compile(rb'(?P<name>"has_payload": ")[0-9a-f]{32}(?=")')
 
 
 def _redacted(content: bytes) -> bytes:

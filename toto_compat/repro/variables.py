@@ -4,11 +4,12 @@ import re
 from collections.abc import Mapping
 
 from toto_compat.errors import InputError
+from toto_compat.production.switch import VARIABLES
 
 # What torch, its compilers and its libraries read. Everything else says nothing about a forecast, and may say where
 # programs, libraries and passwords are.
 _ADMITTED = re.compile(
-    r"(TORCH|TORCHDYNAMO|TORCHINDUCTOR|TORCH_[A-Z]+|PYTORCH|INDUCTOR|AOT|TRITON|TOTO|CUDA|CUBLAS|CUBLASLT|CUDNN|"
+    r"(TORCH|TORCHDYNAMO|TORCHINDUCTOR|TORCH_[A-Z]+|PYTORCH|INDUCTOR|AOT|TRITON|CUDA|CUBLAS|CUBLASLT|CUDNN|"
     r"ATEN|KMP|GOMP|OMP|MKL|DNNL|ONEDNN)_[A-Z0-9_]+|NVIDIA_TF32_OVERRIDE"
 )
 # A file, a host, or code to load: OMP_TOOL_LIBRARIES is another LD_PRELOAD.
@@ -41,7 +42,9 @@ def why_refused(name: str, value: str = "") -> str:
     """Say why a cell is not given this variable, or what stands for it in an incident; empty if it is given."""
     if name in _REFUSED:
         return _REFUSED[name]
-    if not _ADMITTED.fullmatch(name):
+    if not _ADMITTED.fullmatch(name) and name not in VARIABLES:
+        if name.startswith("TOTO_") and not _A_PLACE.search(name):
+            return f"nothing reads it: toto-compat's own are {', '.join(VARIABLES)}"
         return "only what torch, its compilers and toto read is passed on: it may break the cell's isolation"
     if _A_PLACE.search(name):
         return "it names a place on production's machine, or code to load"

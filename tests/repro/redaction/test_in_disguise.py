@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from toto_compat.repro.redaction import REDACTED, redact, redact_data, redact_variables
-from toto_compat.repro.secret_names import is_secret_name
+from toto_compat.repro.redaction.names import is_secret_name
+from toto_compat.repro.redaction.parts import REDACTED
+from toto_compat.repro.redaction.text import redact, redact_data, redact_variables
 
 SECRET = "Hunt3rS3cretXYZ"  # noqa: S105 - it must not come out
 
@@ -18,6 +19,7 @@ SPOKEN = [
         "password has been changed to {}",
         "{{token is {}}}",
     ),
+    *("Password for bob: {}", "password for user 'bob' is {}", "api key of account me@host = '{}'"),
     *("login failed for bob with password {}", "using the api key {}", "DB_PASSWORD is now {}, restart"),
 ]
 ENCODED = [

@@ -16,12 +16,14 @@ _LOOKS_LIKE = str.maketrans(
 # A word that ends in one of these makes a secret, whatever stands around it: PGPASSWORD, API_SECRET_V2.
 _ALWAYS = re.compile(
     r".*(passwords?|passwd|passphrase|passcode|secrets?|credentials?|creds|apikey|accesskey|priv(ate)?key|mnemonics?"
-    r"|seedphrase|xprv)"
+    r"|seedphrase|xprv|sess(ion)?id)"
 )
 _PAIRS = re.compile(
-    r"(api|access|private|signing|account|shared|encryption|license|secret|master|deploy|ssh|auth|priv|wallet) key"
+    r"(api|access|private|signing|account|shared|encryption|license|secret|master|deploy|ssh|auth|priv|wallet|consumer"
+    r"|application|app|exchange|broker|trading) key|api hash"
     r"|(api|access|auth|refresh|bearer) tokens|connection string|session id|access signature"
-    r"|(seed|recovery|backup|wallet) (phrase|words)|(wallet|master|hd|bip|recovery|account) seed"
+    r"|(seed|recovery|backup|wallet) (phrase|words)"
+    r"|(wallet|master|hd|bip|recovery|account|eth|btc|sol|metamask|ledger) seed"
 )
 # What is counted or embedded and not shown at a door: eos_token, token_type_ids.
 _BEFORE_A_TOKEN = re.compile(r"max|min|num|n|pad|eos|bos|cls|sep|mask|unk|stop|image|special|sos|eot|per|patch")
@@ -31,9 +33,9 @@ _AFTER_A_TOKEN = re.compile(
     r"|weights?|classification|parallelism"
 )
 # Words that are only sometimes a secret's: the last of a name, all of it, in capitals, or after what has an account.
-_LAST = re.compile(r"auth|jwt|bearer|webhook|cred|pwd")
+_LAST = re.compile(r"auth|jwt|bearer|webhook|cred|pwd|psk")
 _ALONE = re.compile(r"dsn|pass|pw")
-_IN_CAPITALS = re.compile(r"KEY|PASS|PWD|PW|AUTH|DSN|CERT|PIN|COOKIE|SESSION|SIG|PRIVATE|PRIV|PK|WIF")
+_IN_CAPITALS = re.compile(r"KEY|PASS|PWD|PW|AUTH|DSN|CERT|PIN|COOKIE|SESSION|SIG|PRIVATE|PRIV|PK|WIF|PHRASE")
 _OF_AN_ACCOUNT = re.compile(
     r"(db|database|user|usr|admin|root|login|account|e?mail|smtp|imap|s?ftp|ssh|ldap|http|proxy|auth|redis|pg|postgres"
     r"|mysql|mongo|mariadb|rabbit|amqp|mq|wifi|vpn|bot|api|broker|client|service|server) (pass|pw)"
@@ -50,6 +52,11 @@ def is_secret_name(name: str) -> bool:
     """Tell whether what has this name is a secret, whatever it looks like."""
     name = name[-_LONGEST:]
     return _is_secret(name if name.isascii() else _plain(name))
+
+
+def is_secret_in_prose(name: str) -> bool:
+    """Tell the same of a name in a sentence or a table: there a pass of the compiler is likelier than a password."""
+    return name.lower() not in ("pass", "pw") and is_secret_name(name)
 
 
 def _plain(name: str) -> str:

@@ -4,8 +4,8 @@ import ast
 
 import pytest
 
-from toto_compat.repro.redaction import REDACTED
-from toto_compat.repro.secret_code import redact_code
+from toto_compat.repro.redaction.code import redact_code
+from toto_compat.repro.redaction.parts import REDACTED
 
 SECRET = "LEAK99"  # noqa: S105 - it must not come out
 
@@ -36,6 +36,19 @@ SECRET = "LEAK99"  # noqa: S105 - it must not come out
         "token = (given := {!r})",
         "token = [*{!r}][1:]",
         "url = 'https://u:' {!r} '@h/'",
+        "password = (lambda: {!r})()",
+        "password = (lambda given={!r}: given)()",
+        "password = [{!r} for _ in given][0]",
+        "password = {{key: {!r} for key in given}}",
+        "password = make()({!r})",
+        "for password in ({!r},): pass",
+        "for user, password in [('me', {!r})]: pass",
+        "for user, password in zip(users, [{!r}]): pass",
+        "tried = [connect(password) for password in ({!r},)]",
+        "def get_password(): return {!r}",
+        "def get_password():\n    'Ask.'\n    word = {!r}\n    return word",
+        "async def api_key(): return f'{{a}}' {!r}",
+        "def get_token(): return {!r}",
         "x = 1  # password={}",
         "'''ä password={}'''; x = 'ä'  # token: {}",
     ],
@@ -60,6 +73,12 @@ def test_a_secret_is_taken_out_of_the_literals_and_comments_of_code(form: str) -
         "if 'mean' in token or mode == 'token': pass\n",
         '__slots__ = ["token", "mask"]\r\n',
         "def f(token=None): return token == 5\n",
+        "def get_password():\n    'Ask the environment.'\n    return os.environ['DB_PASSWORD']\n",
+        "def append_token(self, keys): return keys.to('cuda')\n",
+        "for token in tokens: assert token < len('eos')\n",
+        "for name, token in (('mean', 1), ('last', 2)): pass\n",
+        "is_token = kind == 'eos'\n",
+        "access_token = given[kind == 'a']\n",
     ],
 )
 def test_code_without_a_secret_stays_as_it_is(code: str) -> None:

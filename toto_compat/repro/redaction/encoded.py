@@ -2,8 +2,8 @@
 
 import re
 
-from toto_compat.repro.secret_names import is_secret_name
-from toto_compat.repro.secret_shapes import REDACTED
+from toto_compat.repro.redaction.names import is_secret_name
+from toto_compat.repro.redaction.parts import REDACTED
 
 _PERCENT = r"%(?:25)*+"
 _QUOTE = rf"(?:{_PERCENT}2[27]|&(?:quot|apos|#0*+3[49]|#x0*+2[27]);)"

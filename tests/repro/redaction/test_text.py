@@ -9,9 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from toto_compat.logs.parse import parse_lines
-from toto_compat.repro.redaction import REDACTED, is_random, redact, redact_data, redact_variables
+from toto_compat.repro.redaction.parts import REDACTED
+from toto_compat.repro.redaction.shapes import is_random
+from toto_compat.repro.redaction.text import redact, redact_data, redact_variables
 
-LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
+LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 # What a password may be made of; no quote, since a shell would end it there.
 PRINTED = "".join(sorted(set(string.printable) - set(string.whitespace) - set("\"'`\\")))
 # None begins with =, since == is a guard or a pin.
@@ -84,9 +86,46 @@ HIDDEN = [
     *("MNEMONIC={}", "MNEMONIC=abandon ability {} able", "WALLET_SEED_PHRASE='a b {}'", "mnemonic: 'a {} b'"),
     *("SOLANA_PRIVATE={}", "SOLANA_PRIVATE=[1, 2, '{}']", "ETH_PRIV={}", "WALLET_PK={}", "BTC_WIF={}", "privkey={}"),
     *("wallet_seed={}", "recovery_words=a b {}", "RECOVERY_PHRASE=a b {} | INFO", "walletKey: {}", "masterSeed={}"),
+    # named in a field of its own, before the value or behind it
+    *(
+        '{{"name": "DB_PASSWORD", "value": "{}"}}',
+        '[{{"value": "{}", "name": "DB_PASSWORD"}}]',
+        "Key=api_key, Value={}",
+    ),
+    *("- name: DB_PASSWORD\n  value: {}\n- name: MODE", "- value: '{}'\n  name: HF_TOKEN", "id: API_KEY\nvalue: x {}"),
+    *(r"{{\"name\": \"DB_PASSWORD\", \"value\": \"{}\"}}", r"{{\"value\": \"{}\", \"name\": \"DB_PASSWORD\"}}"),
+    *("- name: DB_PASSWORD\n  value: |\n    x\n    {}", '{{\n "name": "PGPASSWORD",\n "value": "x {}"\n}}'),
+    # of shells, images and databases
+    *("ENV API_KEY {}", "Step 3/9 : ENV DB_PASSWORD a {}", "setenv API_KEY {}", "setx API_KEY {} /M"),
+    *(
+        "CREATE USER me IDENTIFIED BY '{}';",
+        'identified by "{}"',
+        "IDENTIFIED WITH plugin AS '{}'",
+        "IDENTIFIED BY {};",
+    ),
+    *("ALTER USER me PASSWORD '{}'", "create role me with encrypted password '{}'", "redis-cli -h h -a {} ping"),
+    *("JSESSIONID={}", "PHPSESSID: {}", "sessionid={}", "psk={}", "wpa_psk: {}", "TOTO_PSK={}", "X-API-KEY {}"),
+    # of exchanges: a key with its secret, logins of their streams and servers, proxies, what their errors echo
+    *('"key": "{}", "secret": "x"', "exchange:\n  key: {}\n  secret: x", "Client(key='{}', secret='x')"),
+    *('> {{"op":"auth","args":["{}",17,"x"]}}', "{{'method': 'login', 'params': ['{}']}}"),
+    *("    smtp.login('me@host', '{}')", 'mt5.login(12345, "{}", server="x")', "api_password=a{}"),
+    *("HTTPS_PROXY=me:{}@proxy:3128", "proxies: me:{}@10.0.0.1:8080, b:c@h:1", "API key: {}", "Invalid API Key: {}"),
+    *("invalid api key {}", "API key [{}] accepted", "api key loaded ({})", "Invalid token '{}'", "token <{}> expired"),
+    *("login 12345 password {} server x", "KUCOIN_PHRASE={}", "ETH_SEED=a b {}", "APP_KEY={}", "consumer_key={}"),
+    *("influx -username me -password {} -x", "-token '{}'"),
     # known by their place
     *("https://api.telegram.org/bot123456789:AAE{}xyzxyz/send", "https://hooks.slack.com/services/T0001/B0001/{}"),
     "https://discord.com/api/webhooks/123/{}",
+]
+DRAWN = "x9Kd72mQpL04vTzR8bNw1cYh5sGfJ3aE"
+DISCORD = f"M{'Tk4' * 8}.G1abcD.{DRAWN}"
+AT_THE_END_OF_A_PATH = [
+    *("https://mainnet.node.example/v3/{}", "wss://eth.node.example/v2/{}", "wss://stream.example:9443/ws/{} opened"),
+    *(
+        "https://a-b.quiknode.pro/{}/",
+        "POST https://host.example/webhooks/{}?wait=true",
+        "https://host/rpc/{}', timeout",
+    ),
 ]
 SHAPED = [
     "hf_{}",
@@ -125,6 +164,26 @@ def test_a_secret_in_base64_is_found_though_it_has_slashes(name: str) -> None:
     assert BASE64 not in str(redact_variables({name: BASE64}))
 
 
+@pytest.mark.parametrize("form", ["bot.py --key {} --mode x", "['--key', '{}']", "('key', '{}')"])
+def test_a_key_that_is_an_option_is_found_if_it_looks_drawn_at_random(form: str) -> None:
+    assert redact(form.format(DRAWN)) == form.format(REDACTED)
+    assert redact(form.format("layer")) == form.format("layer")
+
+
+@pytest.mark.parametrize("form", AT_THE_END_OF_A_PATH)
+def test_a_key_that_ends_a_path_is_found(form: str) -> None:
+    assert redact(form.format(DRAWN)) == form.format(REDACTED)
+
+
+def test_the_key_of_an_exchange_is_known_by_its_shape_and_a_hash_is_not() -> None:
+    shown = "Client('{0}', '{0}'), keys=['{0}'], {{'public': '{0}'}}, {1}, '{2}', '{3}', Bot('{0}')"
+    hashes = ("a1" * 32, "c" + "xqvr3qjb7e" * 5, "ScaledDotProductEfficientAttentionBackward0")
+    assert redact(shown.format(DRAWN, *hashes)) == shown.format(REDACTED, *hashes)
+    assert redact(f"client = {DRAWN * 2}") == f"client = {REDACTED}"
+    assert redact(f"client.run('{DISCORD}')") == f"client.run('{REDACTED}')"
+    assert redact(f"{{'private': '{DRAWN}+{DRAWN}'}}") == f"{{'private': '{REDACTED}'}}"
+
+
 def test_a_key_that_wandb_is_given_is_found() -> None:
     assert redact(f"wandb login --relogin {'0123456789abcdef' * 2}01234567") == f"wandb login --relogin {REDACTED}"
 
@@ -140,12 +199,21 @@ def test_a_variable_is_a_secret_whatever_follows_the_word(name: str) -> None:
         ("token='abc123', mode='x')", f"token='{REDACTED}', mode='x')"),
         ("a:\n  password: |\n    x\n    y\n  mode: z", f"a:\n  password: |\n    {REDACTED}\n  mode: z"),
         (f'"cachekey": "{BASE64}", "mode": 1', f'"cachekey": "{REDACTED}", "mode": 1'),
+        ("EMAIL_PASSWORD=abcd efgh ijkl mnop mode=x", f"EMAIL_PASSWORD={REDACTED} mode=x"),
         ("password: correct horse mode=default", f"password: {REDACTED} mode=default"),
         ('"credentials": {"u": 1}, "mode": 2', f'"credentials": {REDACTED}, "mode": 2'),
     ],
 )
 def test_what_stands_beside_a_secret_stays(text: str, clean: str) -> None:
     assert redact(text) == clean
+
+
+def test_a_value_in_data_is_judged_by_the_name_in_the_field_beside_it() -> None:
+    listed = [{"value": SECRET, "name": "DB_PASSWORD"}, {"Key": "api_key", "kind": "x", "Value": [SECRET]}]
+    assert SECRET not in str(redact_data(listed))
+    assert redact_data(listed)[1]["kind"] == "x"
+    plain = [{"name": "mode", "value": "default"}, {"name": "DB_PASSWORD", "from": "a file"}]
+    assert redact_data(plain) == plain
 
 
 def test_names_of_packages_are_no_names_of_secrets() -> None:
@@ -288,6 +356,16 @@ def test_what_the_compiler_says_passes_unchanged(log: Path) -> None:
         "TOKENIZERS_PARALLELISM=false",
         "kv_cache._current_idx[7] == 0",
         "tokens: 5",
+        'value: 5 {"name": "mode", "value": "default"}',
+        '{"name": "max_tokens", "value": 5}, {"value": 7, "name": "layer"}',
+        "- name: DB_PASSWORD\n  valueFrom: {fieldRef: {name: db}}",
+        '{"name": "DB_PASSWORD", "value": null}',
+        "ENV MODE default\nENV API_KEY=",
+        "nodes identified by name, each identified as 'view'",
+        "redis-cli -h host --askpass ping",
+        "X-API-KEY header is missing, x-axis 5",
+        "password for user bob: required",
+        "tokens for layer: 5, the key of the cache: fx_abc123",
         "random_seed=20251030 seed: 7 manual_seed(3) torch.seed=1",
         "REPO_PRIVATE=true is_private=1 self.private: x",
         "THREAD_API=pthreads rapid=abc api: v2",
@@ -295,7 +373,13 @@ def test_what_the_compiler_says_passes_unchanged(log: Path) -> None:
         "the seed was drawn once and then each of the series has its own one, which is as it was",
         "torch==2.9.0+cu128",
         "cache_key: short",
+        '"key": "abcd4efg2hijbcd4efg2hijbcd4efg2hijbcd4efg2hijklmnop7", "cache_state": "miss"',
         "https://docs.pytorch.org/docs/main/x.html",
+        "https://docs.google.com/document/d/1GgvOe7C8_NVOMLOCwDaYV1mXXyHMXY7ExoHqooxrOzo, https://host/v2/runs/main",
+        "https://host.example/v2/x/commit/0123456789abcdef0123456789abcdef01234567.patch wss://host/ws/btcusdt@kline_1m",
+        "the key: layer, cache key: fx_9Kd72m, the key layer_norm_0 Unexpected token 'triton_poi_fused_add_mul_0'",
+        '"key": "fxgraph", "backend": 1, "secret": null, {"op": "call_function", "args": ["x", "y"]}',
+        "W1104 10:14:14.409000 at me:5@6 user@host:80 x.py:5: in f",
         "toto-ts @ git+https://github.example/x/toto@0123456789abcdef0123456789abcdef01234567",
     ],
 )
@@ -328,7 +412,23 @@ def test_redacting_twice_changes_nothing_more(text: str) -> None:
             '\\"',
         ),
         *("token=(", "token=(\n", 'token=\\\\"x ', "-eyJaaaaaaaa", "password: a ", "password:\n  ", "x-key", "\x1b[1"),
-        *("mnemonic ", "mnemonic abcd abcd ", "seed phrase abcd, ", "4w", "api_api=", "phrase=a "),
+        *(
+            "mnemonic ",
+            "mnemonic abcd abcd ",
+            "value: ",
+            "name: token value: ",
+            'value="a',
+            "ENV a ",
+            "x-a ",
+            "seed phrase abcd, ",
+            "4w",
+            "api_api=",
+            "phrase=a ",
+        ),
+        *("password for a: ", "password for ", "identified by ", "user a password ", "redis-cli -a", "redis-cli "),
+        *('{"name": "token", "value": "', r"value: \"", "value=", "value: a\n name: "),
+        *("https://a/v3/", "wss://", "a:b@", "a:", ".login(a, ", '"op":"auth" ', '"op":"auth" "args":[', "api key "),
+        *("key: a, secret", "seed: abcd ", "seed=", "API key: ", "Aa1", "abcd efgh ijkl "),
         *("mysql ", "mysql -p", "docker login ", "wandb login -a "),
         *("login password ", "-u a", "'--token', ", "('token', ", "token='\"`", "sig=A1/", " ", "password='\\'"),
     ],

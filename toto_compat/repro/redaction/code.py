@@ -7,9 +7,12 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from toto_compat.repro.redaction import REDACTED, is_secret_name, redact
+from toto_compat.repro.redaction.names import is_secret_name
+from toto_compat.repro.redaction.parts import REDACTED
+from toto_compat.repro.redaction.text import redact
 
 _Place = tuple[int, int, int, int]  # line and byte, of beginning and end
+_TOKEN = re.compile(r"tokens?", re.I)
 # The first argument of these is a name and not what has it.
 _LOOKS_UP = re.compile(r"get|getattr|getenv|hasattr|pop|setdefault|require")
 
@@ -32,9 +35,8 @@ def redact_code(code: str) -> str:
 
 
 def _literals(tree: ast.Module) -> Iterator[tuple[_Place, str]]:
-    secret = {
-        id(part) for name, value in _named(tree) if is_secret_name(name) and value for part in _literal_parts(value)
-    }
+    named = [value for name, value in (*_named(tree), *_looped(tree)) if is_secret_name(name) and value]
+    secret = {id(part) for value in [*named, *_in_functions(tree)] for part in _literal_parts(value)}
     inside = {
         id(part)
         for node in ast.walk(tree)
@@ -100,10 +102,11 @@ def _named(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
                 plain = [one.arg for one in (*first, *args)]
                 yield from zip(plain[len(plain) - len(defaults) :], defaults, strict=True)
                 yield from zip((one.arg for one in named), others, strict=True)
-            case ast.Compare(left=left, ops=[operator], comparators=[value]):
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq()], comparators=[value]):
                 yield _name_of(left), value
-                if isinstance(operator, ast.Eq | ast.NotEq):
-                    yield _name_of(value), left
+                yield _name_of(value), left
+            case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[value]):
+                yield _name_of(left), value
             case ast.Call(args=parts) | ast.Tuple(elts=[_, _] as parts):
                 yield from _pairs(parts)
             case ast.List(elts=parts):
@@ -117,6 +120,34 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr
             yield from _assigned(name, part)
     else:
         yield _name_of(target), value
+
+
+def _looped(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Yield what each name of a loop is given; where that cannot be told apart, all that is looped over."""
+    for loop in ast.walk(tree):
+        if not isinstance(loop, ast.For | ast.AsyncFor | ast.comprehension):
+            continue
+        if isinstance(loop.iter, ast.List | ast.Tuple | ast.Set):
+            for one in loop.iter.elts:
+                yield from _assigned(loop.target, one)
+        else:
+            parts = (part for part in ast.walk(loop.target) if isinstance(part, ast.Name | ast.Attribute))
+            yield from ((_name_of(part), loop.iter) for part in parts)
+
+
+def _in_functions(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield what stands in functions that are named like a secret, but for their docstrings.
+
+    Of those named like tokens only what they return as it stands: more of them count tokens than guard a door.
+    """
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not is_secret_name(node.name):
+            continue
+        if is_secret_name(_TOKEN.sub("", node.name)):
+            yield from node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+        else:
+            returned = (part.value for part in ast.walk(node) if isinstance(part, ast.Return | ast.Yield))
+            yield from (value for value in returned if isinstance(value, ast.Constant | ast.JoinedStr))
 
 
 def _pairs(parts: Iterable[ast.expr]) -> Iterator[tuple[str, ast.expr]]:
@@ -134,25 +165,24 @@ def _name_of(node: ast.expr | None) -> str:
     return ""
 
 
-def _literal_parts(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield the literals that make up a value; not the names by which one is looked up."""
+def _literal_parts(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the literals that make up a value; not the names by which one is looked up, nor what it is held against."""
     match node:
         case ast.Constant() | ast.JoinedStr():
             yield node
             return
-        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts) | ast.BoolOp(values=parts):
-            inner = list(parts)
-        case ast.Dict(values=parts):
-            inner = list(parts)
-        case ast.BinOp(left=left, right=right) | ast.IfExp(body=left, orelse=right):
-            inner = [left, right]
-        case ast.Call(func=ast.Attribute(value=owner, attr=name), args=args, keywords=named):
-            inner = [owner, *args[1 if _LOOKS_UP.fullmatch(name) else 0 :], *(one.value for one in named)]
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=named):
-            inner = [*args[1 if _LOOKS_UP.fullmatch(name) else 0 :], *(one.value for one in named)]
-        case ast.NamedExpr(value=part) | ast.Subscript(value=part) | ast.Starred(value=part):
-            inner = [part]
-        case _:
+        case ast.Compare():
             return
-    for part in inner:
-        yield from _literal_parts(part)
+        case ast.Dict(values=parts):
+            inner: Iterable[ast.AST] = parts
+        case ast.IfExp(body=left, orelse=right):
+            inner = (left, right)
+        case ast.Call(func=called, args=args, keywords=named):
+            looks_up = _LOOKS_UP.fullmatch(_name_of(called))
+            inner = (called, *args[1 if looks_up else 0 :], *(one.value for one in named))
+        case ast.Subscript(value=part):
+            inner = (part,)
+        case _:
+            inner = ast.iter_child_nodes(node)
+    for one in inner:
+        yield from _literal_parts(one)
