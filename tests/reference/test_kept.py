@@ -152,7 +152,7 @@ def test_a_reference_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "by-hand" / "run.json").write_bytes(b" " * 1000)
     (tmp_path / "cpu" / "compatibility.html").write_bytes(b" " * 1000)  # is not committed
     assert check_size(tmp_path) == before + 1000
-    monkeypatch.setattr(kept_module, "MOST_BYTES", before + 100_000)
+    monkeypatch.setattr(kept_module, "MOST_BYTES", before + 2 * kept_module._BYTES_OF_A_CELL)
     with pytest.raises(StorageError, match="with 2 cells to come"):
         check_size(tmp_path, 2)
     monkeypatch.setattr(kept_module, "MOST_BYTES", 10_000)

@@ -8,10 +8,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.verdict.sample_cells import good_result, with_figures
+from tests.verdict.sample_cells import good_result, suite_error, with_figures, with_suite
 from tests.verdict.stored_runs import judged_run
 from toto_compat.cli import cli
 from toto_compat.contract.request import Device
+from toto_compat.contract.result import Failure, Figure, Kind, Outcome, SuiteEvidence
+from toto_compat.contract.suites import Suite
 from toto_compat.errors import ExitCode, InputError
 from toto_compat.evidence.store import cell_path, load_run, read_cell, write_cell
 from toto_compat.matrix.gates import Gate
@@ -21,10 +23,13 @@ from toto_compat.reference.showing import (
     identity,
     in_short,
     judged_reference,
+    readme_block,
+    release_table,
     show,
     stale_showing,
     stamp_of,
     stamped,
+    thin_again,
     with_block,
 )
 from toto_compat.verdict.judged_run import JudgedRun
@@ -124,6 +129,22 @@ def test_a_dry_run_says_time_and_disk_and_changes_nothing(tmp_path: Path, monkey
     assert load_run(REFERENCE / "cpu") == before
 
 
+def test_what_was_kept_when_less_was_left_out_is_thinned_again(project: Path) -> None:
+    folder = project / "reference" / "cpu"
+    thin_again(folder)
+    name = "torch-2.13.0-cpu/upstream/default"
+    path, before = cell_path(folder, name), judged_reference(project / "reference")
+    small, cell = path.read_bytes(), read_cell(path)
+    recompile = cell.evidence[Suite.RECOMPILE]
+    fatter = [one.model_copy(update={"reasons": (one.reason, "another")}) for one in recompile.events]
+    evidence = {**cell.evidence, Suite.RECOMPILE: recompile.model_copy(update={"events": tuple(fatter)})}
+    write_cell(folder, cell.model_copy(update={"evidence": evidence}))
+    assert path.stat().st_size > len(small)
+    thin_again(folder)
+    assert path.read_bytes() == small
+    assert identity(judged_reference(project / "reference")) == identity(before)
+
+
 def in_order(**verdicts: str) -> JudgedRun:
     """Rows of fixed_size/default, by their release and their verdict."""
     releases = {f"2.{minor.removeprefix('r')}.0": verdict for minor, verdict in verdicts.items()}
@@ -139,15 +160,58 @@ def in_order(**verdicts: str) -> JudgedRun:
 
 def test_the_answer_in_short_names_release_cache_mode_device_and_kind_of_evidence() -> None:
     assert in_short(in_order(r9="bad", r13="good", r15="good")) == (
-        "on the CPU `fixed_size/default` is good since torch 2.13.0 (in every release that was tried from there on: "
-        "2.13.0 and 2.15.0; before that fails in 2.9.0), measured; on CUDA nothing is measured."
+        "on the CPU `fixed_size/default` is good since torch 2.13.0, measured on each of the 2 releases that were "
+        "tried from there on, to 2.15.0 (before that: fails in 2.9.0); on CUDA nothing is measured."
     )
 
 
 def test_good_since_a_release_means_that_every_one_from_there_on_is_good_and_decided() -> None:
     told = in_short(in_order(r6="bad", r7="good", r8="undecided", r9="good", r10="good"))
-    assert "good since torch 2.9.0 (in every release that was tried from there on: 2.9.0 and 2.10.0; " in told
-    assert "before that fails in 2.6.0, good in 2.7.0, not decided in 2.8.0)" in told
+    assert (
+        "good since torch 2.9.0, measured on each of the 2 releases that were tried from there on, to 2.10.0 " in told
+    )
+    assert "(before that: fails in 2.6.0, good in 2.7.0, not decided in 2.8.0)" in told
+
+
+def test_good_on_one_release_alone_is_told_as_that() -> None:
+    told = in_short(in_order(r13="bad", r15="good"))
+    assert "good since torch 2.15.0, measured on this release alone, the newest that was tried (before that: " in told
+
+
+def test_the_table_begins_with_the_newest_release_and_says_which_forecasts_raise() -> None:
+    raised = suite_error(Suite.EQUIVALENCE, Outcome.MODEL_FAILED, "CppCompileError")
+    lost = good_result(torch="2.5.1").model_copy(
+        update={"evidence": {}, "failure": Failure(kind="crash", message="killed")}
+    )
+    judged = judged_run(
+        with_suite(good_result(torch="2.9.0"), Suite.EQUIVALENCE, raised), lost, good_result(torch="2.13.0")
+    )
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in release_table(judged.cells).splitlines()[2:]]
+    assert [row[:2] for row in rows] == [["2.13.0", "default"], ["2.9.0", "default"], ["2.5.1", "default"]]
+    assert [row[2].partition(" ")[2] for row in rows[1:]] == ["raises", "could not be run"]
+    assert rows[0][2].startswith("**PASS**")
+
+
+def test_what_was_only_compiled_for_cuda_shows_its_prediction() -> None:
+    figure = Figure(value=2.0, kind=Kind.PREDICTED)
+    lowered = SuiteEvidence(suite=Suite.CUDA_LOWERING, outcome=Outcome.MEASURED, figures={"cudagraphs": figure})
+    cell = good_result(torch="2.15.0", build="cu132")
+    cell = cell.model_copy(
+        update={
+            "request": cell.request.model_copy(update={"lower_only": True}),
+            "evidence": {Suite.CUDA_LOWERING: lowered},
+        }
+    )
+    assert "INCONCLUSIVE ~2 graphs not captured whole" in release_table(judged_run(cell).cells)
+
+
+def test_two_builds_of_a_release_are_told_apart() -> None:
+    rows = release_table(judged_run(good_result(), good_result(build="cu130")).cells).splitlines()[2:]
+    assert sorted(row.split("|")[1].strip() for row in rows) == ["2.13.0 (cpu)", "2.13.0 (cu130)"]
+
+
+def test_a_command_can_be_copied_out_of_the_answer() -> None:
+    assert "run `nox -s matrix -- --device cuda` on a machine" in readme_block(in_order(r13="good"), ())
 
 
 @pytest.mark.parametrize(("newest", "told"), [("bad", "fails in"), ("undecided", "not decided in")])

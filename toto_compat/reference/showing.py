@@ -1,6 +1,7 @@
 """What is made from the reference: README's table, the page, and the picture of the page."""
 
 import hashlib
+import json
 import struct
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from packaging.version import Version
 from tabulate import tabulate
 
 from toto_compat.contract.request import Device
+from toto_compat.contract.result import Outcome
 from toto_compat.errors import InputError
 from toto_compat.evidence.files import read_bytes, storage_errors, write_atomically
-from toto_compat.evidence.store import Run, load_run
+from toto_compat.evidence.store import Run, cell_path, load_run
 from toto_compat.matrix.gates import Gate
+from toto_compat.reference.thinning import as_text, check_same_verdict, thinned
 from toto_compat.reference.torch_logs import LogCount, read_counts
 from toto_compat.report.compatibility import as_json, compatibility
 from toto_compat.report.publish import write_compatibility
@@ -27,6 +30,7 @@ from toto_compat.verdict.decision import Contender, DeviceDecision, torch_releas
 from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
 from toto_compat.verdict.ranges import ReleaseRange
+from toto_compat.verdict.without_gpu import KnownWithoutGpu, known_without_gpu
 
 SHOWN = "cpu"  # the run that README shows
 BEGIN, END = "<!-- begin: made by `nox -s reference` -->", "<!-- end: made by `nox -s reference` -->"
@@ -63,13 +67,22 @@ def readme_block(judged: JudgedRun, counts: Sequence[LogCount]) -> str:
         "",
         release_table(judged.cells),
         "",
-        "FAIL names the gate that decided, PASS the gain over eager with toto-ts's own cache (lower end of the "
-        "interval). "
+        "FAIL names the [gate](docs/gates.md) that decided, or says that the compiled forecast raises; PASS has the "
+        "gain over eager with toto-ts's own cache (lower end of the interval). "
         f"{_counted(counts)}",
         "",
-        plain_markdown(judged.decision.sentence),
+        _with_commands(judged),
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _with_commands(judged: JudgedRun) -> str:
+    """The decision's sentence, with the commands in it to be copied as they are."""
+    text = plain_markdown(judged.decision.sentence)
+    commands = {one for device in judged.decision.devices.values() for one in device.next_commands}
+    for command in sorted(commands, key=len, reverse=True):
+        text = text.replace(f"run {plain_markdown(command)}", f"run `{command}`")
+    return text
 
 
 def in_short(judged: JudgedRun) -> str:
@@ -93,11 +106,11 @@ def _of_device(device: Device, decision: DeviceDecision) -> str:
     )
     good, before = _good_to_the_end(histories[best]), histories[best]
     if good:
-        since = ReleaseRange(Status.PASS, tuple(good))
-        span = f"in every release that was tried from there on: {since.text}" if len(good) > 1 else "the newest tried"
+        everywhere = f"each of the {len(good)} releases that were tried from there on, to {good[-1]}"
+        tried = everywhere if len(good) > 1 else "this release alone, the newest that was tried"
         earlier = _in_words(dict(list(before.items())[: -len(good)]))
-        told = f"`{best}` is good since torch {since.first} ({span}{f'; before that {earlier}' if earlier else ''})"
-        return f"on {name} {told}, measured"
+        told = f"`{best}` is good since torch {good[0]}, measured on {tried}"
+        return f"on {name} {told}{f' (before that: {earlier})' if earlier else ''}"
     if _passes(before):
         return f"on {name} nothing is good on the newest release that was tried; `{best}` {_in_words(before)}, measured"
     undecided = sum(cell.verdict is Status.INCONCLUSIVE for cell in ran)
@@ -132,37 +145,62 @@ def _in_words(history: Mapping[str, Status]) -> str:
 
 def _where(judged: JudgedRun) -> str:
     """Say on what kind of machine the cells ran, as they themselves recorded it."""
-    places = [cell.result.provenance for cell in judged.cells]
+    # a cell that could not be run has not said where it was
+    places = [cell.result.provenance for cell in judged.cells if cell.result.provenance.cores]
     runtimes = {"venv": "virtualenvs", "docker": "containers"}
     runtime = " and ".join(sorted({runtimes.get(place.runtime, place.runtime) for place in places}))
     cores = sorted({place.cores for place in places})
-    return f"in {runtime} on a CPU with {' or '.join(map(str, cores))} cores"
+    builds = {place.torch.partition("+")[2].rstrip("0123456789"): place.torch for place in places}
+    of_cpu = sorted({place.torch.partition("+")[0] for place in places if place.torch.endswith("+cpu")}, key=Version)
+    told = f" ({', '.join(of_cpu)} as a CPU build, the others as CUDA builds)" if len(builds) > 1 else ""
+    return f"in {runtime} on a CPU with {' or '.join(map(str, cores))} cores{told}"
 
 
 def release_table(cells: Sequence[JudgedCell]) -> str:
-    """Releases and modes down, caches across."""
+    """Releases and modes down, the newest first; caches across."""
     caches = list(dict.fromkeys(cell.result.cell.cache for cell in cells))
-    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    builds: dict[str, set[str]] = {}
     for cell in cells:
-        name = cell.result.cell
-        key = (name.environment, cell.result.request.speaks_of.value, name.rpartition("/")[2])
-        rows.setdefault(key, {})[name.cache] = _verdict(cell)
-    body = [
-        [environment, mode, *(found.get(cache, "") for cache in caches)]
-        for (environment, _, mode), found in rows.items()
-    ]
-    headers = ["environment", "mode", *(f"`{cache}`" for cache in caches)]
+        builds.setdefault(torch_release(cell), set()).add(cell.result.request.environment.build)
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for cell in sorted(cells, key=lambda one: Version(torch_release(one)), reverse=True):
+        name, release = cell.result.cell, torch_release(cell)
+        build = f" ({cell.result.request.environment.build})" if len(builds[release]) > 1 else ""
+        key = (f"{release}{build}", cell.result.request.speaks_of.value, name.rpartition("/")[2])
+        rows.setdefault(key, {})[name.cache] = verdict_text(cell)
+    body = [[torch, mode, *(found.get(cache, "") for cache in caches)] for (torch, _, mode), found in rows.items()]
+    headers = ["torch", "mode", *(f"`{cache}`" for cache in caches)]
     return tabulate(
         [[escaped_markdown(one) for one in row] for row in body], headers, tablefmt="github", disable_numparse=True
     )
 
 
-def _verdict(cell: JudgedCell) -> str:
+def verdict_text(cell: JudgedCell) -> str:
+    """A row's verdict as a table of releases shows it: with its gain, its gate, or what else became of it."""
     if cell.verdict is Status.PASS:
         speedup = cell.gates.get(Gate.SPEEDUP)
         gain = f" {speedup.value:.2f}x" if speedup and speedup.value is not None else ""
         return f"**PASS**{gain}"
-    return f"{cell.verdict.value} {cell.decided_by.value if cell.decided_by else 'did not finish'}"
+    if cell.decided_by is None:
+        return f"{cell.verdict.value} did not finish"
+    if cell.result.request.lower_only and (known := known_without_gpu(cell.result)) is not None:
+        return f"{cell.verdict.value} {_predicted(known)}"
+    evidence = cell.result.evidence.get(cell.decided_by.rule.suite)
+    if evidence is None and cell.result.failure is not None:
+        return f"{cell.verdict.value} could not be run"
+    raised = evidence is not None and evidence.outcome is Outcome.MODEL_FAILED
+    return f"{cell.verdict.value} {'raises' if raised else cell.decided_by.value}"
+
+
+def _predicted(known: KnownWithoutGpu) -> str:
+    """What a row that was only compiled for CUDA says: a prediction, which decides nothing."""
+    skips = known.objections
+    if skips is None:
+        graphs = "~not known"
+    else:
+        graphs = f"~{skips} graphs not captured whole" if skips else "~every graph captured whole"
+    right = {True: ", its code right (interpreted)", False: ", its code WRONG (interpreted)", None: ""}[known.right]
+    return f"{graphs}{right}"
 
 
 def _counted(counts: Sequence[LogCount]) -> str:
@@ -221,7 +259,9 @@ def show(folder: Path, project: Path, runs: Sequence[str]) -> list[str]:
     told = []
     for name in runs:
         if (folder / name / "run.json").exists():
+            thin_again(folder / name)
             write_compatibility(judged_reference(folder, name))
+            _without_spaces(folder / name / "compatibility.json")
     if not (folder / SHOWN / "run.json").exists():
         return [f"{folder / SHOWN}: nothing to show yet"]
     judged = judged_reference(folder)
@@ -237,6 +277,21 @@ def show(folder: Path, project: Path, runs: Sequence[str]) -> list[str]:
     if camera.exists() and not (picture.exists() and stamp_of(read_bytes(picture)) == identity(judged)):
         told += _take_picture(camera, folder / SHOWN / "compatibility.html", picture, identity(judged))
     return told
+
+
+def thin_again(folder: Path) -> None:
+    """Thin what was kept when less was left out: all of the reference together has to stay small."""
+    run = load_run(folder)
+    for cell in run.cells:
+        path, thin = cell_path(folder, cell.cell), thinned(cell)
+        if len(text := as_text(thin)) < path.stat().st_size:
+            check_same_verdict(cell, thin, run.info.gates)
+            write_atomically(path, text)
+
+
+def _without_spaces(path: Path) -> None:
+    """Write JSON that only programs read in half its size."""
+    write_atomically(path, json.dumps(json.loads(read_bytes(path)), separators=(",", ":")) + "\n")
 
 
 def _take_picture(camera: Path, page: Path, picture: Path, stamp: str) -> list[str]:

@@ -1,16 +1,70 @@
 """The reference as pages of the docs site."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from packaging.version import Version
 
-from toto_compat.reference.showing import judged_reference, release_table
+from toto_compat.contract.suites import Suite
+from toto_compat.environments.torch_sources.defaults import older_names, torch_defaults
+from toto_compat.logs.torch_drift import drift_markdown
+from toto_compat.reference.showing import SHOWN, judged_reference, release_table, verdict_text
 from toto_compat.reference.torch_logs import counts_table, read_counts
+from toto_compat.releases.upgrade import WATCHED, moved_defaults
 from toto_compat.report.html import render_page
 from toto_compat.report.table import escaped_markdown, plain_markdown
 from toto_compat.verdict.decision import torch_release
+from toto_compat.verdict.judge import JudgedCell
 from toto_compat.verdict.judged_run import JudgedRun
+
+
+def differences_page(folder: Path) -> str:
+    """What differs between releases: as it is known, as upstream's counts were measured, as torch's defaults moved."""
+    judged = judged_reference(folder)
+    return "\n".join([drift_markdown().rstrip(), *_measured(judged), *_moved(judged)]) + "\n"
+
+
+def _measured(judged: JudgedRun) -> Iterator[str]:
+    yield ""
+    yield "## What was measured on each release"
+    yield ""
+    yield f"`upstream` and `fixed_size` in mode default, of [the reference](reference.md#{SHOWN}):"
+    yield ""
+    yield "| torch | `upstream`: recompiles | graph breaks | given up at the limit | verdict | `fixed_size` |"
+    yield "|---|---|---|---|---|---|"
+    for release in _releases(judged):
+        own = {cell.result.cell.partition("/")[2]: cell for cell in judged.cells if torch_release(cell) == release}
+        upstream, fixed_size = own.get("upstream/default"), own.get("fixed_size/default")
+        counts = [_count(upstream, name) for name in ("recompiles_total", "graph_breaks", "recompile_limit")]
+        verdicts = [verdict_text(cell) if cell is not None else "" for cell in (upstream, fixed_size)]
+        yield f"| {' | '.join(map(escaped_markdown, (release, *counts, *verdicts)))} |"
+
+
+def _count(cell: JudgedCell | None, name: str) -> str:
+    figure = cell.figure(Suite.RECOMPILE, name) if cell is not None else None
+    return f"{figure.value:g}" if figure is not None and figure.value is not None else "not counted"
+
+
+def _moved(judged: JudgedRun) -> Iterator[str]:
+    rows = []
+    for before, after in pairwise(_releases(judged)):
+        try:
+            moved = moved_defaults(torch_defaults(before), torch_defaults(after), older_names(after))
+        except KeyError:  # a release that the table of defaults lacks
+            continue
+        told = [one.text for one in moved if one.name in WATCHED]
+        rows.append((after, before, "<br>".join(map(escaped_markdown, told)) or "none of these"))
+    if not rows:
+        return
+    yield ""
+    yield "## Defaults of torch that moved"
+    yield ""
+    yield "Those that the caches here depend on, read from the sources in the wheels:"
+    yield ""
+    yield "| torch | against | defaults |"
+    yield "|---|---|---|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
 def reference_runs(folder: Path) -> list[str]:
@@ -36,8 +90,9 @@ def _section(folder: Path, name: str) -> Iterator[str]:
     yield f"## {name}"
     yield ""
     yield (
-        f"{len(judged.cells)} rows on {_releases(judged)}, profile `{info.profile}`, runtime {info.runtime}, finished "
-        f"{(info.finished or info.started)[:10]}. [The page of this run](reference/{name}.html) has every gate, "
+        f"{len(judged.cells)} rows on torch {', '.join(_releases(judged))}, profile `{info.profile}`, runtime "
+        f"{info.runtime}, finished {(info.finished or info.started)[:10]}. "
+        f"[The page of this run](reference/{name}.html) has every gate, "
         "figure and event."
     )
     yield ""
@@ -51,9 +106,9 @@ def _section(folder: Path, name: str) -> Iterator[str]:
     yield from _origins(judged)
 
 
-def _releases(judged: JudgedRun) -> str:
-    releases = sorted({torch_release(cell) for cell in judged.cells}, key=Version)
-    return f"torch {', '.join(releases)}"
+def _releases(judged: JudgedRun) -> list[str]:
+    """The releases of a run, oldest first."""
+    return sorted({torch_release(cell) for cell in judged.cells}, key=Version)
 
 
 def _second_count(run_folder: Path) -> Iterator[str]:
