@@ -37,9 +37,11 @@ def environment_names() -> list[str]:
         )
         return []
     try:
-        environments = yaml.safe_load(MATRIX_FILE.read_text(encoding="utf-8"))["environments"]
-        return [str(name) for name in environments]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, KeyError):
+        # the file as it is written, and not what it stands for: a few lines of aliases are more than memory holds
+        file = yaml.compose(MATRIX_FILE.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        sections = {name.value: section for name, section in getattr(file, "value", ())}
+        return [name.value for name, _ in sections["environments"].value if isinstance(name, yaml.ScalarNode)]
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, RecursionError):
         # `toto-compat matrix` reads the same file and says file, line and key
         nox.logger.logger.warning("no cell(...) sessions: matrix.yaml cannot be read. `nox -s matrix` says why.")
         return []

@@ -5,6 +5,7 @@ the host side's. The pinned environment stays as the runtime made it: pytest for
 own, last on that interpreter's path.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -13,12 +14,14 @@ import sys
 import tempfile
 import tomllib
 import xml.etree.ElementTree as ET
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
+from tests.compiler_cache import write_compiler_cache
 from tests.conftest import PROCESSOR_SECONDS
+from toto_compat.environments.pythons import find_compiler
 from toto_compat.environments.virtualenv import build_venv
 from toto_compat.errors import TotoCompatError
 from toto_compat.matrix.load import load_matrix
@@ -38,6 +41,8 @@ RUN_PYTEST = "import sys; sys.path.append(sys.argv.pop(1)); import pytest; sys.e
 def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="toto-compat-tests-") as folder:
         host_report, cell_report = Path(folder, "host.xml"), Path(folder, "cell.xml")
+        with contextlib.suppress(TotoCompatError):  # tests that need a compiler say so themselves
+            os.environ["CXX"] = str(write_compiler_cache(Path(folder), find_compiler()))
         with Path(folder, "cell.log").open("w+", encoding="utf-8") as log, ThreadPoolExecutor() as pool:
             cell_side = pool.submit(run_cell_side, arguments, cell_report, log)
             codes = [run_host_side(arguments, host_report)]
@@ -46,7 +51,8 @@ def main(arguments: list[str]) -> int:
             log.seek(0)
             shutil.copyfileobj(log, sys.stdout)
         outcomes = count_outcomes(host_report) + count_outcomes(cell_report)
-        print(where_the_time_went(host_report, cell_report), flush=True)
+        for side, report in (("host", host_report), ("cell", cell_report)):
+            print(where_the_time_went(side, report), flush=True)
     print(f"{outcomes['passed']} passed, {outcomes['failed']} failed, {outcomes['skipped']} skipped", flush=True)
     if set(codes) == {NO_TESTS_COLLECTED}:
         return NO_TESTS_COLLECTED
@@ -112,20 +118,20 @@ def count_outcomes(report: Path) -> Counter[str]:
     return outcomes
 
 
-def where_the_time_went(*reports: Path) -> str:
+def where_the_time_went(side: str, report: Path) -> str:
     """Name the modules that took longest, over all workers: the place to look when the tests take too long."""
-    waited: Counter[str] = Counter()
-    worked: Counter[str] = Counter()
-    for report in filter(Path.is_file, reports):
-        for case in ET.parse(report).iter("testcase"):
-            module = case.get("classname", "").removeprefix("tests.")
-            waited[module] += round(float(case.get("time", 0)))
-            taken = case.find(f"properties/property[@name='{PROCESSOR_SECONDS}']")
-            worked[module] += 0 if taken is None else round(float(taken.get("value", 0)))
-    longest = ", ".join(f"{module} {spent} ({worked[module]})" for module, spent in waited.most_common(SHOWN))
+    waited: defaultdict[str, float] = defaultdict(float)
+    worked: defaultdict[str, float] = defaultdict(float)
+    for case in ET.parse(report).iter("testcase") if report.is_file() else ():
+        module = case.get("classname", "").removeprefix("tests.")
+        waited[module] += float(case.get("time", 0))
+        taken = case.find(f"properties/property[@name='{PROCESSOR_SECONDS}']")
+        worked[module] += 0.0 if taken is None else float(taken.get("value", 0))
+    modules = sorted(waited, key=lambda module: -max(waited[module], worked[module]))
+    longest = ", ".join(f"{module} {waited[module]:.0f} ({worked[module]:.0f})" for module in modules[:SHOWN])
     return (
-        f"seconds by module, of {waited.total()} over all workers ({worked.total()} of a processor, containers not "
-        f"counted): {longest}"
+        f"seconds of the {side} side by module, of {sum(waited.values()):.0f} over all workers "
+        f"({sum(worked.values()):.0f} of a processor, containers not counted): {longest}"
     )
 
 

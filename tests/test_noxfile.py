@@ -1,9 +1,11 @@
 """The noxfile as nox sees it: the sessions it lists, and what it does where it cannot read matrix.yaml."""
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,17 @@ ROOT = Path(__file__).parent.parent
 pytest.importorskip("nox", reason="nox is not installed here: `nox -s tests` brings it")
 
 
-def list_sessions(root: Path, *, without_yaml: bool = False) -> subprocess.CompletedProcess[str]:
+def list_sessions(
+    root: Path, *, without_yaml: bool = False, limit: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
     """`nox -l` in this interpreter: script mode off, so that nothing is installed by a test."""
     forbid_yaml = "import sys; sys.modules['yaml'] = None; " if without_yaml else ""
     program = f"{forbid_yaml}import nox; nox.main()"
     command = [sys.executable, "-c", program, "-f", str(root / "noxfile.py"), "-l"]
     variables = os.environ | {"NOX_SCRIPT_MODE": "none", "NO_COLOR": "1"}
-    return subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=root, env=variables, capture_output=True, text=True, check=False, preexec_fn=limit
+    )
 
 
 @pytest.fixture
@@ -55,7 +61,24 @@ def test_an_environment_added_to_the_matrix_file_gets_a_session(copied_project: 
     assert "cell(torch-2.99.1-cu130)" in list_sessions(copied_project).stdout
 
 
-@pytest.mark.parametrize("content", ["environments: [", "[]", "schema: 1\n", "environments: 3\n"])
+def little() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (700 << 20, 700 << 20))
+    resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+
+
+def test_a_yaml_bomb_in_the_matrix_file_costs_neither_memory_nor_time(copied_project: Path) -> None:
+    """It is read for the names of sessions before anything checks it, on every `nox -s matrix`."""
+    merged = [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 10)]
+    bomb = "".join(["a0: &a0 {k: x}\n", *merged, "environments: {torch-2.13.0-cpu: {<<: *a9}}\n"])
+    (copied_project / "matrix.yaml").write_text(bomb, encoding="utf-8")
+    shown = list_sessions(copied_project, limit=little)
+    assert shown.returncode == 0, shown.stderr
+    assert "cell(torch-2.13.0-cpu)" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "content", ["environments: [", "[]", "", "schema: 1\n", "environments: 3\n", "environments: [a]\n", "[" * 10_000]
+)
 def test_a_broken_matrix_file_leaves_the_other_sessions(copied_project: Path, content: str) -> None:
     (copied_project / "matrix.yaml").write_text(content, encoding="utf-8")
     shown = list_sessions(copied_project)

@@ -25,7 +25,8 @@ def says(minor: str, *, headers: bool = True) -> str:
 
 @pytest.fixture(autouse=True)
 def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No interpreters but those a test puts there."""
+    """No interpreters and no compilers but those a test puts there."""
+    monkeypatch.delenv("CXX", raising=False)  # the tests themselves are run with one
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/nowhere")
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
 
