@@ -9,7 +9,7 @@ import torch
 from tests.cell.small_trials import WORKLOAD, trial_of
 from toto_compat.cell import trial
 from toto_compat.cell.group import failure_of, measured
-from toto_compat.cell.trial import CandidateError, blaming_the_candidate
+from toto_compat.cell.trial import CandidateError, blaming_the_candidate, telling_line
 from toto_compat.contract.result import Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import InputError
@@ -188,3 +188,22 @@ def test_upstream_that_cannot_draw_in_half_precision_is_quoted_whatever_torch_ra
     half = trial_of("upstream", workload=WORKLOAD.model_copy(update={"autocast": "float16"}))
     monkeypatch.setattr(trial.Trial, "eager", lambda _self: CannotDraw())
     assert str(said) in half.why_upstream_cannot_draw()
+
+
+def test_of_an_error_the_line_that_tells_is_taken() -> None:
+    assert telling_line(ValueError("\nno such shape\nmore")) == "ValueError: no such shape"
+    assert telling_line(ValueError("")) == "ValueError: no message"
+    of_triton = RuntimeError("at 10:11:\ndef kernel(in_ptr0):\n    x = y\n        ^\nNameError('y is not defined')")
+    assert telling_line(of_triton) == "RuntimeError: NameError('y is not defined')"
+
+
+def test_what_a_cpp_compiler_refused_is_told_and_not_its_notes() -> None:
+    class CppCompileError(RuntimeError):
+        """As Inductor's, whose text has the command first and every note of the compiler last."""
+
+    notes = "/x.h:215:13: warning: overflow in conversion [-Woverflow]\n  215 | 0xff,\n"
+    refused = "/x/ab.cpp:24:46: error: no matching function for call to 'max_propagate_nan(double&, float&)'\n"
+    text = f"C++ compile error\n\nCommand:\ng++ -Werror ab.cpp\n\nOutput:\n{notes}{refused}{notes}"
+    expected = "C++ compile error: no matching function for call to 'max_propagate_nan(double&, float&)'"
+    assert telling_line(CppCompileError(text)) == f"CppCompileError: {expected}"
+    assert telling_line(CppCompileError("C++ compile error\n\nOutput:\n")) == "CppCompileError: C++ compile error"

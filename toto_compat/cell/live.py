@@ -356,6 +356,15 @@ def _graph_breaks_to(take: Callable[[str, Sequence[FrameSummary]], None]) -> Ite
 
 
 @contextmanager
+def noting_graph_breaks() -> Iterator[list[Event]]:
+    """Collect graph breaks alone, with their lines, and leave torch's logs as they are."""
+    found: list[Event] = []
+    anywhere = CompileStart("", "", "", 0)
+    with _graph_breaks_to(lambda reason, stack: found.append(_unlogged_break(anywhere, reason, stack))):
+        yield found
+
+
+@contextmanager
 def _inductor_compilations_to(take: Callable[[Any], None]) -> Iterator[None]:
     """Report every graph that Inductor begins to compile or to look up, whoever hands it over."""
     original = getattr(compile_fx, "_compile_fx_inner", None)

@@ -3,6 +3,7 @@
 import errno
 import gc
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -249,12 +250,20 @@ def _within(enter: Callable[[], AbstractContextManager[Any]], asked: Callable[..
 
 
 def telling_line(error: BaseException) -> str:
-    """Type and first line of an error; of what a backend raised where torch only wraps it."""
+    """Type and first line of an error; of what a backend raised where torch only wraps it.
+
+    Triton's begins with a place ('at 10:11:') and the kernel's text: there it is the last line that tells.
+    Inductor's of a C++ compiler has a title first and pages of notes last: there it is the compiler's first error.
+    """
     inner = getattr(error, "inner_exception", None)  # BackendCompilerFailed: "backend='inductor' raised:"
     if isinstance(inner, BaseException):
         return telling_line(inner)
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    return f"{type(error).__name__}: {line}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    tells = lines[-1] if re.fullmatch(r"at \d+:\d+:", lines[0]) else lines[0]
+    if type(error).__name__ == "CppCompileError":
+        of_compiler = next((line for line in lines if re.search(r"\berror: ", line)), "")
+        tells = f"{tells}: {of_compiler.partition('error: ')[2]}" if of_compiler else tells
+    return f"{type(error).__name__}: {tells}"
 
 
 def synchronise(device: str) -> None:

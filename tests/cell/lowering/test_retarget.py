@@ -12,7 +12,7 @@ from torch import Tensor
 
 from toto_compat.cell.lowering.capture import BoxedRun, CapturedGraph, every_graph_goes_to, run_as_it_is
 from toto_compat.cell.lowering.retarget import RetargetedGraph, retargeted
-from toto_compat.cell.lowering.source_lines import SourceLine, line_in, line_of
+from toto_compat.cell.lowering.source_lines import SourceLine, line_in, line_of, line_of_error
 from toto_compat.cell.lowering.strays import cpu_finding_backend
 
 pytestmark = pytest.mark.cell
@@ -124,6 +124,20 @@ def test_a_tensor_that_strays_stays_on_the_cpu_and_is_named_with_its_line() -> N
     [(_, moved)] = found
     assert devices(moved.module) == {"cuda:0", "cpu"}
     assert any("test_retarget.py" in value and "stray_step" in value for value in moved.left_on_cpu)
+
+
+def reads_a_number(x: Tensor) -> Tensor:
+    return x * 2 + x.sum().item()
+
+
+def test_a_value_that_cannot_be_read_on_meta_is_named_with_the_line_that_reads_it() -> None:
+    """Torch's message names none."""
+    with pytest.raises(RuntimeError, match="meta") as caught:
+        torch.compile(reads_a_number, backend=cpu_finding_backend([]))(torch.ones(3, device="meta"))
+    assert line_in(str(caught.value)) is None
+    line = line_of_error(caught.value)
+    assert line is not None and line.function == "reads_a_number"
+    assert line.file.endswith("test_retarget.py")
 
 
 def test_the_honest_twin_of_a_stray_is_moved_whole() -> None:

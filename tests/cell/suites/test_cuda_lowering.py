@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from tests.cell.lowering.cuda_build import needs_cuda_build
 from tests.cell.small_trials import TWO_LAYERS, trial_of
+from toto_compat.cell.live import noting_graph_breaks
 from toto_compat.cell.lowering.capture import BoxedRun, CapturedGraph, every_graph_goes_to, run_as_it_is
 from toto_compat.cell.lowering.described_gpu import CARDS, why_not_here
 from toto_compat.cell.lowering.interpreter import Interpreter, InterpreterGapError
@@ -132,6 +134,35 @@ def test_a_stray_that_no_graph_could_be_given_counts_by_itself(line: SourceLine 
     found = evidence_of(report(left_on_cpu=(f"full_1, {LINE}",)), strays=[Stray("full", LINE), Stray("arange", line)])
     assert found.figures["cudagraphs"].value == 1
     assert "1 values left on the CPU" in found.figures["cudagraphs"].method
+
+
+def reads_a_number(x: Tensor) -> Tensor:
+    return x * 2 + x.sum().item()
+
+
+def branches_on_a_value(x: Tensor) -> Tensor:
+    return x + 1 if (x > 0).any() else x - 1
+
+
+@pytest.mark.parametrize("step", [reads_a_number, branches_on_a_value])
+def test_a_value_that_is_read_between_two_graphs_is_named_with_its_line(step: Callable[[Tensor], Tensor]) -> None:
+    """As the settings are by default: each of the two graphs would be taken whole, and nobody would hear of it."""
+    torch._dynamo.reset()
+    graphs: list[CapturedGraph] = []
+
+    def compiler(graph: CapturedGraph) -> BoxedRun:
+        graphs.append(graph)
+        return run_as_it_is(graph)
+
+    with every_graph_goes_to(compiler), noting_graph_breaks() as breaks:
+        torch.compile(step)(torch.ones(3))
+    torch._dynamo.reset()
+    assert len(graphs) == 2
+    found = lowering_evidence([report(), report(1)], ["sm_90"], (), "", breaks=breaks)
+    [(told, count)] = found.details["graph_breaks"].items()
+    assert count == 1
+    assert "test_cuda_lowering.py:" in told and told.endswith(f" in {step.__name__})")
+    assert "\n" not in told
 
 
 def test_no_graph_at_all_is_no_good_news() -> None:

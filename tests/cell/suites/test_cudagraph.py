@@ -1,5 +1,6 @@
 """CUDA graphs: what Inductor would refuse, on graphs made to be refused, and what is made of a GPU's measurements."""
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.cudagraphs import find_input_mutations
 from torch._inductor import cudagraph_utils
 
 from tests.cell.small_trials import WORKLOAD, trial_of
@@ -52,6 +54,26 @@ def checked(function: object, *arguments: torch.Tensor) -> list[GraphChecked]:
     with torch.no_grad():
         torch.compile(function, backend=checking_backend(graphs))(*arguments)
     return graphs
+
+
+def test_arithmetic_on_symbolic_sizes_is_no_mutation_and_hides_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to torch 2.4 torch asks every call of a graph for its schema, and operator.add has none."""
+
+    def of_2_4(graph: torch.fx.Graph) -> set[int]:
+        for node in graph.nodes:
+            if node.op == "call_function" and node.target is not operator.getitem:
+                _ = node.target._schema
+        return set(find_input_mutations(graph))
+
+    monkeypatch.setattr(cudagraph, "find_input_mutations", of_2_4)
+    graphs: list[GraphChecked] = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1).sum() * (x.shape[0] * 2 + 1)
+
+    with torch.no_grad():
+        torch.compile(step, backend=checking_backend(graphs), dynamic=True)(torch.ones(5, 3))
+    assert [(graph.dynamic, graph.mutated_inputs) for graph in graphs] == [(True, 1)]
 
 
 def test_a_plain_function_gives_no_reason_and_still_computes() -> None:

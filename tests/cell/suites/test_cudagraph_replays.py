@@ -103,6 +103,13 @@ def test_a_recording_of_torchs_own_is_heard(monkeypatch: pytest.MonkeyPatch) -> 
     assert (counts.replays, counts.recordings) == (0, 1)
 
 
+def test_a_release_that_renamed_what_is_counted_says_so_before_any_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a forecast it would be an error of the cache's, and its row FAIL."""
+    monkeypatch.delattr(CUDAGraphNode, "_record")
+    with pytest.raises(AttributeError, match="_record"):
+        witnessing([])
+
+
 def test_where_the_host_waits_is_named_once_per_time(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[object] = []
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)

@@ -6,16 +6,19 @@ is asked about the device is answered here: its properties, Inductor's device in
 only the target is needed to assemble a kernel.
 """
 
+import ctypes
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._dynamo.device_interface import CudaInterface
+from torch.autograd import DeviceType
 
 # the first whose triton (3.5) lets its driver be described
 FIRST_RELEASE = (2, 9)
@@ -153,8 +156,30 @@ def described(gpu: DescribedGpu) -> Iterator[None]:
             undo.enter_context(mock.patch.object(CudaInterface.Worker, name, staticmethod(answer)))
         # not by set_active: its way back asks for the driver that is not there
         undo.enter_context(mock.patch.object(driver, "_active", described_driver))
+        undo.enter_context(device_guard_that_does_nothing())
         forget_answers()
         yield
+
+
+@contextmanager
+def device_guard_that_does_nothing() -> Iterator[None]:
+    """Put Meta's device guard, which does nothing, into CUDA's place, as newer releases do by themselves without CUDA.
+
+    2.9's own asks the missing driver about fake tensors, too, in whatever Python calls on one: `~x`, `x.copy_(y)`,
+    `x.contiguous()`, `x[..., None]`. Inductor took that for an error of shapes, or of the cache.
+    """
+    if hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+        yield
+        return
+    cuda, meta = DeviceType.CUDA.value, DeviceType.Meta.value
+    libc10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * (meta + 1)).in_dll(libc10, "_ZN3c104impl26device_guard_impl_registryE")
+    before = guards[cuda]
+    guards[cuda] = guards[meta]
+    try:
+        yield
+    finally:
+        guards[cuda] = before
 
 
 def forget_answers() -> None:

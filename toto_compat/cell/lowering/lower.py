@@ -104,14 +104,14 @@ def lower(
     start = time.perf_counter()
     source, moved = "", None
     try:
-        with described(gpu), keeping_kernels(assemble=assemble) as kernels, partitions_seen() as partitions:
+        with described(gpu), keeping_kernels(assemble=assemble) as kernels, partitions_seen(report.partitions):
             moved = retargeted(graph, strays)
             report.left_on_cpu = moved.left_on_cpu
             report.skipped += mutation_objections(moved)
             compiled = _compiled(graph, moved)
             source = str(getattr(compiled, "source_code", ""))
             report.skipped += _refusals(compiled)
-        report.kernels, report.partitions = kernels.assembled(), partitions
+        report.kernels = kernels.assembled()
         report.library_calls = dict(Counter(_LIBRARY_CALL.findall(source)))
     except Exception as error:  # what torch says where a release or an operation cannot do it is the answer
         report.error = telling_line(error)[:500]
@@ -193,9 +193,8 @@ def _objection(message: str) -> Objection:
 
 
 @contextmanager
-def partitions_seen() -> Iterator[list[Partition]]:
-    """Look on where Inductor's scheduler splits a graph (torch 2.9 and later)."""
-    seen: list[Partition] = []
+def partitions_seen(seen: list[Partition]) -> Iterator[None]:
+    """Look on where Inductor's scheduler splits a graph (torch 2.9 and later): before it makes any kernel."""
     with ExitStack() as undo:
         original = getattr(Scheduler, "graph_partition", None)
         if original is not None:
@@ -206,7 +205,7 @@ def partitions_seen() -> Iterator[list[Partition]]:
                 return partitions, signatures
 
             undo.enter_context(mock.patch.object(Scheduler, "graph_partition", graph_partition))
-        yield seen
+        yield
 
 
 def _partitions(scheduler: Any, partitions: Sequence[Any], signatures: Sequence[Any]) -> list[Partition]:

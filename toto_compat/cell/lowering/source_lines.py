@@ -1,7 +1,9 @@
-"""The line of Python behind a node of a graph."""
+"""The line of Python behind a node of a graph, or behind an error."""
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
 
 import torch
 
@@ -32,3 +34,12 @@ def line_in(text: str) -> SourceLine | None:
         return None
     last = frames[-1]
     return SourceLine(shorten_path(last["file"]), int(last["line"]), last["function"] or "")
+
+
+def line_of_error(error: BaseException) -> SourceLine | None:
+    """The last frame that its message names; else the innermost one outside of torch that it came through."""
+    torchs = str(Path(torch.__file__).parent)
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith((torchs, "<"))]
+    if named := line_in(str(error)):
+        return named
+    return SourceLine(shorten_path(frames[-1].filename), frames[-1].lineno or 0, frames[-1].name) if frames else None

@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 from toto_compat.cell.lowering.capture import boxed, emptied
-from toto_compat.cell.lowering.source_lines import SourceLine, line_in, line_of
+from toto_compat.cell.lowering.source_lines import SourceLine, line_of, line_of_error
 from toto_compat.cell.trial import Trial, blaming_the_candidate, telling_line
 
 
@@ -42,7 +42,7 @@ def stray_tensors(trial: Trial) -> tuple[list[Stray] | None, str]:
                 model.generate_mean(series, series.truth.shape[-1])
     except Exception as error:  # a step that reads values cannot run on meta at all: that is an answer, not a fault
         cause = getattr(error, "cause", error)
-        line = line_in(str(cause))
+        line = line_of_error(cause)
         told = f"{telling_line(cause)[:200]}{f', {line}' if line else ''}"
         return None, f"the forecast cannot be traced on meta ({told})"
     finally:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
+from toto_compat.cell.live import noting_graph_breaks
 from toto_compat.cell.lowering.capture import BoxedRun, CapturedGraph, every_graph_goes_to, run_as_it_is
 from toto_compat.cell.lowering.described_gpu import CARDS, why_not_here
 from toto_compat.cell.lowering.lower import LoweredGraph, Objection, lower
@@ -56,14 +57,14 @@ def run_cuda_lowering(session: Session) -> SuiteEvidence:
 
     failure: Failure | None = None
     try:
-        with buckets_named() as buckets, every_graph_goes_to(compiler):
+        with buckets_named() as buckets, every_graph_goes_to(compiler), noting_graph_breaks() as breaks:
             forecast_both_ways(trial, upstream_draws=not session.no_samples)
     except CandidateError as error:
         failure = failure_with_its_line(error.cause)
     method = METHOD + (OF_AUTOCAST if trial.workload.autocast else "")
     if len(architectures) < len(asked):
         method += f"; {undescribed}"
-    evidence = lowering_evidence(reports, architectures, strays, untraceable, failure)
+    evidence = lowering_evidence(reports, architectures, strays, untraceable, failure, breaks=breaks)
     return evidence.model_copy(update={"method": method})
 
 
@@ -124,6 +125,8 @@ def lowering_evidence(
     strays: Sequence[Stray] | None,
     untraceable: str,
     failure: Failure | None = None,
+    *,
+    breaks: Sequence[Event] = (),
 ) -> SuiteEvidence:
     """Put the graphs' reports together; the worst architecture gives each figure."""
     by_architecture = {name: [one for one in reports if one.architecture == name] for name in architectures}
@@ -139,8 +142,15 @@ def lowering_evidence(
             "graphs": [_graph_details(report) for report in reports],
             "stray_cpu_tensors": None if strays is None else [str(one) for one in strays],
             "meta_trace": untraceable or "traced",
+            # between graphs that CUDA graphs may well take whole, the host may read what the last one computed
+            "graph_breaks": dict(Counter(map(_told_break, breaks))),
         },
     )
+
+
+def _told_break(event: Event) -> str:
+    reason, *_ = event.reason.splitlines() or [""]
+    return f"{reason.rstrip('.')} ({event.file}:{event.line} in {event.function})"
 
 
 def _figures(
