@@ -10,6 +10,7 @@ import pytest
 
 from tests.acceptance.gpu_cells import MatrixOfThisMachine, checked, sabotaged
 from tests.runtimes.nvidia import smi
+from tests.runtimes.stub_runtime import StubRuntime
 from tests.verdict.stored_runs import stored
 from toto_compat.acceptance import command, sabotages
 from toto_compat.acceptance.bundle import (
@@ -34,6 +35,7 @@ MATRIX = Path(__file__).parents[2] / "matrix.yaml"
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(command, "examine", lambda _matrix: iter(()))
+    monkeypatch.setattr(command, "open_runtime", lambda *_, **__: StubRuntime())
     smi.install(tmp_path, monkeypatch, smi.ONE)
     yield
     smi.forget()

@@ -188,6 +188,12 @@ def test_nothing_is_held_where_no_gpu_took_part(rehearsal: bool) -> None:
     assert set(ended.values()) == {Ended.NOT_SHOWN}, ended
 
 
+def test_a_rehearsal_does_not_say_that_anything_was_compiled_for_a_gpu() -> None:
+    told = claim(evidence(without_gpu=predicted(STATIC), rehearsal=True), "take every graph whole")
+    assert told.by == "Inductor's own checks, on a CPU"
+    assert claim(evidence(), "take every graph whole").by == "compiled for this architecture without the GPU"
+
+
 def test_a_sabotage_that_was_not_caught_breaks_the_claim_whatever_the_state_says() -> None:
     told = claim(evidence(not_caught="slow"), "wrong on purpose")
     assert told.ended is Ended.BROKEN

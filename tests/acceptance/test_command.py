@@ -1,8 +1,10 @@
 """The acceptance from its command: with a GPU that only nvidia-smi tells of, without one, resumed, rehearsed."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from click.testing import CliRunner
 
 from tests.acceptance.gpu_cells import MatrixOfThisMachine, checked
 from tests.runtimes.nvidia import smi
+from tests.runtimes.stub_runtime import StubRuntime
 from tests.verdict.sample_cells import GATES
 from tests.verdict.stored_runs import store_run
 from toto_compat.acceptance import command, sabotages
@@ -19,9 +22,11 @@ from toto_compat.acceptance.command import Wanted, accept
 from toto_compat.acceptance.trials import MATRIX_FILE, lowered_for
 from toto_compat.cli import cli
 from toto_compat.contract.request import Environment
+from toto_compat.environments.engine import EngineFacts, check_hands_out_gpus
 from toto_compat.errors import EnvironmentBuildError, ExitCode, InputError, SelectionError
 from toto_compat.matrix.expand import expand, select
 from toto_compat.matrix.load import load_matrix
+from toto_compat.workflow import run_matrix
 
 MATRIX = Path(__file__).parents[2] / "matrix.yaml"
 PRODUCTION, NEWEST, CPU = "torch-2.9.0-cu128", "torch-2.15.0-cu132", "torch-2.13.0-cpu"
@@ -31,6 +36,7 @@ PRODUCTION, NEWEST, CPU = "torch-2.9.0-cu128", "torch-2.15.0-cu132", "torch-2.13
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TOTO_COMPAT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(command, "examine", lambda _matrix: iter(()))
+    monkeypatch.setattr(command, "open_runtime", lambda *_, **__: StubRuntime())
     yield
     smi.forget()
 
@@ -71,6 +77,9 @@ def test_on_a_gpu_it_goes_from_the_probe_to_a_bundle_in_which_every_claim_held(
     environments = {selector.partition("/")[0] for selector in last.selectors}
     assert environments == {PRODUCTION, NEWEST}
     report = report_in(tmp_path / "results" / "gpu-acceptance")
+    predicted = report.campaign.steps[StepName.LOWERING].lines
+    assert f"{PRODUCTION}/fixed_size/reduce-overhead: CUDA graphs would take every graph whole" in predicted
+    assert any("would not take 8 graphs whole" in line for line in predicted)
     assert (report.rehearsal, report.warning) == (False, "")
     assert {claim.ended for claim in report.claims} == {Ended.HELD}
     assert {name for name in (PRODUCTION, NEWEST) if any(name in claim.claim for claim in report.claims)} == {
@@ -89,6 +98,69 @@ def test_every_run_that_is_asked_for_is_one_of_its_matrix(tmp_path: Path, monkey
         assert cells
     assert loaded.profiles["sabotage-memory"].workloads == ("quick",)  # a hoard of smoke's buffers would be too small
     assert loaded.profiles["lowering"].architectures == ("sm_86",)  # what an sm_89 card takes of these wheels
+
+
+def test_a_slow_machines_patience_is_that_of_the_short_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    patient = tmp_path / "matrix.yaml"
+    smoke = (
+        "unannounced_shapes: false # a third of the compile time, and no gate looks at them\n    timeout_minutes: 30"
+    )
+    text = MATRIX.read_text(encoding="utf-8")
+    assert smoke in text
+    patient.write_text(text.replace(smoke, smoke.replace("30", "75")), encoding="utf-8")
+    accept(replace(wanted(tmp_path), matrix_path=patient), MatrixOfThisMachine())
+    profiles = load_matrix(tmp_path / "results" / "gpu-acceptance" / MATRIX_FILE).profiles
+    own = [name for name in profiles if name in ("lowering", "device") or name.startswith("sabotage-")]
+    assert {profiles[name].timeout_minutes for name in own} == {75}
+
+
+def test_every_run_is_one_that_the_real_command_plans_on_this_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of `toto-compat matrix` up to the point where it would build and run: only lowering is done on the CPU."""
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    matrix = MatrixOfThisMachine()
+    accept(replace(wanted(tmp_path), runtime="venv"), matrix)
+    for asked in matrix.asked:
+        capsys.readouterr()
+        assert run_matrix(replace(asked, dry_run=True)) is ExitCode.OK
+        told = capsys.readouterr().err
+        assert f"device {'cpu' if asked.lower_only else 'cuda'}" in told
+        assert "cannot" not in told
+        assert all(selector in told for selector in asked.selectors)
+
+
+def test_before_anything_begins_it_says_how_long_each_step_takes_and_what_is_finished_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    with pytest.raises(KeyboardInterrupt):
+        accept(wanted(tmp_path), MatrixOfThisMachine(broken_off_at="device"))
+    told = capsys.readouterr().err
+    assert told.index("estimated") < told.index("step 1 of 6")
+    estimated = re.search(
+        r"estimated (\d+) min and .*: lowering (\d+) min, device (\d+) min, sabotages (\d+) min, "
+        r"production-check (\d+) min; broken off anywhere, the same command goes on",
+        told,
+    )
+    assert estimated is not None
+    whole, *parts = map(int, estimated.groups())
+    assert abs(whole - sum(parts)) <= len(parts)
+    accept(wanted(tmp_path), MatrixOfThisMachine())
+    assert "and what environments take to be built: device" in capsys.readouterr().err
+    accept(wanted(tmp_path), MatrixOfThisMachine())
+    assert "every run is finished: what is left takes seconds" in capsys.readouterr().err
+
+
+def test_the_table_and_what_follows_of_it_are_those_of_the_production_check_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three suites on caches that are wrong on purpose nothing follows for production."""
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    matrix = MatrixOfThisMachine()
+    accept(wanted(tmp_path), matrix)
+    assert [asked.run for asked in matrix.asked if not asked.as_part] == ["production-check"]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +274,41 @@ def test_what_the_driver_cannot_run_is_left_out_and_named(tmp_path: Path, monkey
     campaign = report_in(tmp_path / "results" / "gpu-acceptance").campaign
     assert campaign.about.environments == (PRODUCTION, "torch-2.10.0-cu128")
     assert "CUDA 13 needs 580" in campaign.left_out[NEWEST]
+
+
+def test_an_engine_that_hands_out_no_gpu_ends_it_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What compiles without the GPU would run all the same, and nothing after it."""
+    facts = EngineFacts("28.0", cpus=8, runtimes=("runc",), cdi_devices=(), root_folder="/", free_bytes=None)
+
+    class WithoutToolkit(StubRuntime):
+        def obstacle(self, environment_name: str, environment: Environment) -> str:  # noqa: ARG002
+            try:
+                check_hands_out_gpus(environment_name, facts)
+            except EnvironmentBuildError as error:
+                return str(error)
+            return ""
+
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    monkeypatch.setattr(command, "open_runtime", lambda *_, **__: WithoutToolkit())
+    matrix = MatrixOfThisMachine()
+    with pytest.raises(EnvironmentBuildError, match="containers get no GPU") as caught:
+        accept(wanted(tmp_path), matrix)
+    assert "nvidia-container-toolkit" in caught.value.hint
+    assert matrix.runs == []
+
+
+def test_of_two_environments_one_that_cannot_be_built_is_named_and_the_other_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    monkeypatch.setattr(command, "open_runtime", lambda *_, **__: StubRuntime(broken=(NEWEST,)))
+    accept(wanted(tmp_path), matrix := MatrixOfThisMachine())
+    assert matrix.runs[0] == "lowering"
+    step = report_in(tmp_path / "results" / "gpu-acceptance").campaign.steps[StepName.PROBE]
+    assert step.ended is Ended.NOT_SHOWN
+    assert f"{NEWEST}: torch does not install; see the log" in step.lines
 
 
 def test_a_full_card_ends_it_before_anything_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

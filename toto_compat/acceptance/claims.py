@@ -141,7 +141,7 @@ def _runs_here(name: str, found: CellResult | None) -> Claim:
 def _taken_whole(cell: CellName, lowered: CellResult | None, found: CellResult | None) -> Claim:
     predicted = predicted_figure(lowered) if lowered else None
     figure = measured(found, Suite.CUDAGRAPH, "cudagraphs")
-    by = "compiled for this architecture without the GPU"
+    by = _predicted_by(lowered)
     not_whole = predicted is not None and bool(predicted.value)
     claim = f"{cell}: CUDA graphs {'do not take' if not_whole else 'take'} every graph whole"
     if predicted is None or predicted.value is None:
@@ -159,6 +159,13 @@ def _taken_whole(cell: CellName, lowered: CellResult | None, found: CellResult |
         found=f"{figure.value:g} skipped, kept out or not replayed",
         ended=Ended.HELD if same else Ended.BROKEN,
     )
+
+
+def _predicted_by(lowered: CellResult | None) -> str:
+    """Say what a prediction was made by: a rehearsal compiles nothing for CUDA."""
+    if lowered is not None and Suite.CUDA_LOWERING not in lowered.evidence:
+        return "Inductor's own checks, on a CPU"
+    return "compiled for this architecture without the GPU"
 
 
 def partitions_of(result: CellResult | None, suite: Suite) -> set[tuple[bool, ...]] | None:
@@ -180,7 +187,7 @@ def _same_partitions(cell: CellName, lowered: CellResult | None, found: CellResu
     return Claim(
         claim=f"{cell}: Inductor splits the graphs on the device as it did without it",
         predicted=partitions_text(predicted),
-        by="compiled for this architecture without the GPU",
+        by=_predicted_by(lowered),
         found=partitions_text(seen) if seen is not None else why_not(found, Suite.CUDAGRAPH, "partitions"),
         ended=(Ended.HELD if predicted == seen else Ended.BROKEN) if shown else Ended.NOT_SHOWN,
     )
@@ -223,7 +230,7 @@ def _not_taken(cell: CellName, lowered: CellResult | None, found: CellResult | N
         claim=f"{cell}: CUDA graphs {claim}",
         predicted=(f"{expected:g} graphs; " if expected is not None else "")
         + ("; ".join(reasons[:_REASONS_TOLD]) or "no reason"),
-        by="compiled for this architecture without the GPU",
+        by=_predicted_by(lowered),
         found=found_text,
         ended=ended,
     )

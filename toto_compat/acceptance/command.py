@@ -1,10 +1,10 @@
 """`toto-compat gpu-acceptance`: what to run once on a GPU runner, step by step, kept up to date in a state file."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 import yaml
@@ -27,6 +27,7 @@ from toto_compat.acceptance.trials import (
     acceptance_matrix,
     check_production,
     chosen_architectures,
+    expected_seconds,
     has_runs,
     lower,
     on_device,
@@ -46,11 +47,12 @@ from toto_compat.matrix.schema import Matrix
 from toto_compat.runtimes.doctor import examine
 from toto_compat.runtimes.gpu import check_gpus, gpu_notes, why_not_runnable
 from toto_compat.runtimes.nvidia_smi import find_gpus, why_none
+from toto_compat.runtimes.open import RuntimeName, open_runtime
 from toto_compat.runtimes.progress import say
+from toto_compat.runtimes.seam import Runtime
 from toto_compat.workflow import run_matrix
 
 NAME, REHEARSAL_NAME = "gpu-acceptance", "gpu-acceptance-rehearsal"
-Runtime = Literal["auto", "docker", "venv", "here"]
 MatrixRun = Callable[[Asked], ExitCode]
 
 
@@ -61,7 +63,7 @@ class Wanted:
     results: Path
     matrix_path: Path
     rehearse: bool = False
-    runtime: Runtime = "auto"
+    runtime: RuntimeName = "auto"
     name: str | None = None
 
     @property
@@ -81,6 +83,7 @@ def accept(wanted: Wanted, run: MatrixRun = run_matrix) -> Ended:
     architectures = chosen_architectures(matrix, about.environments, about.architecture)
     write_matrix(wanted.folder, acceptance_matrix(document, wanted.matrix_path.resolve().parent, architectures))
     acceptance = Acceptance(wanted.folder, campaign, wanted.runtime, matrix.production_profile, matrix.modes, run)
+    say(how_long(acceptance))
     for number, (step, take) in enumerate(steps_of(matrix).items(), start=1):
         acceptance = _taken(acceptance, step, take, f"step {number} of {len(StepName)}, {step.value}")
     return _closed(acceptance, wanted, matrix)
@@ -94,6 +97,22 @@ def steps_of(matrix: Matrix) -> Mapping[StepName, Callable[[Acceptance], Found]]
         StepName.SABOTAGES: try_sabotages,
         StepName.PRODUCTION_CHECK: check_production,
     }
+
+
+def how_long(acceptance: Acceptance) -> str:
+    """Say before anything begins what all of it takes, by step: it may be more than what was booked."""
+    seconds = {step: expected_seconds(acceptance, step) for step in StepName}
+    parts = ", ".join(f"{step.value} {_minutes(one)}" for step, one in seconds.items() if one)
+    if not parts:
+        return "every run is finished: what is left takes seconds"
+    return (
+        f"estimated {_minutes(sum(seconds.values()))} and what environments take to be built: {parts}; broken off"
+        " anywhere, the same command goes on"
+    )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{max(1, round(seconds / 60))} min"
 
 
 def _taken(acceptance: Acceptance, step: StepName, take: Callable[[Acceptance], Found], title: str) -> Acceptance:
@@ -177,15 +196,40 @@ def what_it_is_about(matrix: Matrix, wanted: Wanted) -> tuple[About, dict[str, s
 
 
 def probe(acceptance: Acceptance, matrix: Matrix) -> Found:
-    """Say what this machine is and what it runs; a card that is full is an error before anything is built."""
+    """Say what this machine is and what it runs; a card that is full is an error before anything is built.
+
+    Then every environment is built and has to use the GPU: what compiles without it, which is next, would take its time
+    and say nothing of an engine that hands out no GPU.
+    """
     if acceptance.rehearsal:
         return Ended.NOT_SHOWN, ["no GPU is asked for in a rehearsal"]
     gpus = find_gpus()
     for name in acceptance.environments:
         check_gpus(name, matrix.environments[name], Device.CUDA, gpus)
+    runtime = open_runtime(acceptance.runtime, limits=matrix.limits, device=Device.CUDA)
+    unusable = unusable_environments(acceptance.environments, matrix, runtime)
     lines = [f"{gpu.name} ({gpu.architecture}), driver {gpu.driver}, {gpu.memory_mb} MB" for gpu in gpus]
     lines += [f"{name}: left out: {why}" for name, why in acceptance.campaign.left_out.items()]
-    return Ended.HELD, [*lines, *gpu_notes(), f"environments: {', '.join(acceptance.environments)}"]
+    lines += [f"{error.message}; {error.hint}" for error in unusable]
+    told = f"environments, in {runtime.name}: {', '.join(acceptance.environments)}"
+    return Ended.NOT_SHOWN if unusable else Ended.HELD, [*lines, *gpu_notes(), told]
+
+
+def unusable_environments(names: Sequence[str], matrix: Matrix, runtime: Runtime) -> list[EnvironmentBuildError]:
+    """Build each and have it use the GPU; the errors of those that cannot. If none can, the first is raised."""
+    errors = []
+    for name in names:
+        environment = matrix.environments[name]
+        try:
+            if obstacle := runtime.obstacle(name, environment):
+                message, _, hint = obstacle.partition("\n")
+                raise EnvironmentBuildError(message, hint=hint.strip())
+            runtime.prepare(name, environment, say)
+        except EnvironmentBuildError as error:
+            errors.append(error)
+    if len(errors) == len(names):
+        raise errors[0]
+    return errors
 
 
 @click.command("gpu-acceptance")
@@ -208,7 +252,7 @@ def probe(acceptance: Acceptance, matrix: Matrix) -> Found:
 )
 @matrix_option
 def gpu_acceptance_command(
-    *, rehearse: bool, publish: bool, name: str | None, runtime: Runtime, results: Path, matrix_file: Path | None
+    *, rehearse: bool, publish: bool, name: str | None, runtime: RuntimeName, results: Path, matrix_file: Path | None
 ) -> None:
     """Try on this machine's GPU, once, what was only predicted without one, and bundle what came of it.
 

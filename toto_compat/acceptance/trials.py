@@ -14,12 +14,16 @@ from toto_compat.contract.request import Device, Environment
 from toto_compat.contract.result import CellResult, Figure, Outcome
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import ExitCode, SelectionError
-from toto_compat.evidence.files import write_atomically
-from toto_compat.evidence.store import load_run
+from toto_compat.evidence.files import cache_folder, write_atomically
+from toto_compat.evidence.store import CellStore, load_run
 from toto_compat.matrix.asked import Asked
+from toto_compat.matrix.expand import expand, select
+from toto_compat.matrix.load import load_matrix
+from toto_compat.matrix.request import matrix_request
 from toto_compat.matrix.schema import Matrix
 from toto_compat.runtimes.gpu import wheel_runs_on
 from toto_compat.runtimes.nvidia_smi import capability
+from toto_compat.runtimes.plan import estimate, jobs_of
 from toto_compat.runtimes.progress import say
 from toto_compat.verdict.judge import JudgedCell, Status, disturbed
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
@@ -33,6 +37,16 @@ FIXED_SIZE = "fixed_size/reduce-overhead"
 WHOLE_MODELS = ("list_index/reduce-overhead+production", "compile_friendly/reduce-overhead+production")
 
 Found = tuple[Ended, list[str]]
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """One run of the matrix in a step: its name in the acceptance's folder, and what it is asked for."""
+
+    name: str
+    profile: str
+    selectors: tuple[str, ...]
+    lower_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,30 +68,34 @@ class Acceptance:
     def rehearsal(self) -> bool:
         return self.campaign.about.rehearsal
 
-    def take(self, name: str, profile: str, selectors: Sequence[str], *, lower_only: bool = False) -> JudgedRun:
+    def take(self, run: StepRun) -> JudgedRun:
         """Run cells of the acceptance's own matrix, or take up the run that is there; finished cells are kept.
 
         Not those of a run that others on the machine left undecided: the store has them too, so all are run afresh.
         """
-        folder = self.folder / name
+        folder = self.folder / run.name
         finished = is_finished(folder)
         again = finished and not self.rehearsal and was_disturbed(judge_run(load_run(folder)))
         if again:
-            say(f"{name}: others used the machine while it was measured: it is run again")
+            say(f"{run.name}: others used the machine while it was measured: it is run again")
         if again or not finished:
-            asked = Asked(
-                selectors=tuple(selectors),
-                profile=profile,
-                runtime=self.runtime,
-                device=Device.CPU.value if self.rehearsal else Device.CUDA.value,
-                run=name,
-                lower_only=lower_only,
-                fresh=again,
-                matrix_file=self.folder / MATRIX_FILE,
-                results=self.folder,
-            )
-            self.run(asked)
+            self.run(self.asked(run, fresh=again))
         return judge_run(load_run(folder))
+
+    def asked(self, run: StepRun, *, fresh: bool = False) -> Asked:
+        """Say what the matrix is asked for; the answer of all steps but the last one is the acceptance's to tell."""
+        return Asked(
+            selectors=run.selectors,
+            profile=run.profile,
+            runtime=self.runtime,
+            device=Device.CPU.value if self.rehearsal else Device.CUDA.value,
+            run=run.name,
+            lower_only=run.lower_only,
+            fresh=fresh,
+            as_part=run.name != PRODUCTION_CHECK,
+            matrix_file=self.folder / MATRIX_FILE,
+            results=self.folder,
+        )
 
 
 def is_finished(folder: Path) -> bool:
@@ -97,16 +115,59 @@ def was_disturbed(judged: JudgedRun) -> bool:
     )
 
 
+def runs_of(acceptance: Acceptance, step: StepName) -> list[StepRun]:
+    """List the runs of a step; a rehearsal has short ones of the CPU."""
+    names, rehearsal = acceptance.environments, acceptance.rehearsal
+    of_graphs = tuple(f"{name}/{cell}" for name in names for cell in (FIXED_SIZE, *WHOLE_MODELS))
+    if rehearsal:
+        of_graphs = of_graphs[:1]
+    match step:
+        case StepName.LOWERING:
+            profile = DEVICE if rehearsal else LOWERING
+            return [StepRun(LOWERING, profile, of_graphs, lower_only=not rehearsal)]
+        case StepName.DEVICE:
+            return [StepRun(DEVICE, DEVICE, of_graphs)]
+        case StepName.SABOTAGES:
+            return [
+                StepRun(one.cache, _profile_of(one), (f"{names[0]}/{one.cache}/reduce-overhead",))
+                for one in tried(acceptance)
+            ]
+        case StepName.PRODUCTION_CHECK:
+            graph_modes = [mode for mode in acceptance.modes if mode != "default"] or list(acceptance.modes)
+            modes = acceptance.modes[:1] if rehearsal else graph_modes
+            profile = PRACTICE_PROFILE if rehearsal else acceptance.production_profile
+            return [
+                StepRun(
+                    PRODUCTION_CHECK, profile, tuple(f"{name}/fixed_size/{mode}" for name in names for mode in modes)
+                )
+            ]
+        case _:
+            return []
+
+
 def has_runs(acceptance: Acceptance, step: StepName) -> bool:
     """Tell whether the runs behind a step are there, with a result of every cell."""
-    runs = {
-        StepName.LOWERING: [LOWERING],
-        StepName.DEVICE: [DEVICE],
-        StepName.SABOTAGES: [one.cache for one in tried(acceptance)],
-        StepName.PRODUCTION_CHECK: [PRODUCTION_CHECK],
-    }
-    folders = [acceptance.folder / name for name in runs.get(step, [])]
+    folders = [acceptance.folder / run.name for run in runs_of(acceptance, step)]
     return all((folder / "run.json").exists() and not load_run(folder).unfinished for folder in folders)
+
+
+def expected_seconds(acceptance: Acceptance, step: StepName) -> float:
+    """Estimate what is left of a step, without the building of environments: what is finished takes nothing."""
+    path = acceptance.folder / MATRIX_FILE
+    matrix, store = load_matrix(path), CellStore(cache_folder() / "evidence")
+    seconds = 0.0
+    for run in runs_of(acceptance, step):
+        if is_finished(acceptance.folder / run.name):
+            continue
+        asked = acceptance.asked(run)
+        device = Device.CPU if run.lower_only else Device(asked.device)
+        requests = [
+            matrix_request(matrix, path, cell, run.profile, device, lower_only=run.lower_only)
+            for cell in select(expand(matrix, run.profile), run.selectors)
+        ]
+        jobs, _ = jobs_of(asked, device, len(requests))
+        seconds += estimate(requests, store, jobs=jobs)[0]
+    return seconds
 
 
 def acceptance_matrix(document: Mapping[str, Any], matrix_folder: Path, architectures: Sequence[str]) -> dict[str, Any]:
@@ -131,6 +192,8 @@ def acceptance_matrix(document: Mapping[str, Any], matrix_folder: Path, architec
         DEVICE: _profile([Suite.CUDAGRAPH], architectures),
         **{_profile_of(one): _profile(_suites_of(one), architectures, _workload_of(one)) for one in sabotages.ALL},
     }
+    if patience := document["profiles"][PRACTICE_PROFILE].get("timeout_minutes"):  # of a slow machine
+        profiles = {name: {**one, "timeout_minutes": patience} for name, one in profiles.items()}
     environments = {
         name: _with_absolute_fork(environment, matrix_folder) for name, environment in document["environments"].items()
     }
@@ -202,17 +265,16 @@ def chosen_architectures(matrix: Matrix, environments: Iterable[str], gpu: str) 
 
 def lower(acceptance: Acceptance) -> Found:
     """Compile for this card without it: what the device is then held to. A rehearsal has Inductor's checks alone."""
-    selectors = [f"{name}/{cell}" for name in acceptance.environments for cell in (FIXED_SIZE, *WHOLE_MODELS)]
-    if acceptance.rehearsal:
-        selectors = selectors[:1]
-    profile = DEVICE if acceptance.rehearsal else LOWERING
-    judged = acceptance.take(LOWERING, profile, selectors, lower_only=not acceptance.rehearsal)
+    [run] = runs_of(acceptance, StepName.LOWERING)
+    judged = acceptance.take(run)
     lines, ended = [], Ended.HELD
     for cell in judged.cells:
         figure = predicted_figure(cell.result)
         if figure is None or figure.value is None:
             ended = Ended.NOT_SHOWN
             told = f"nothing predicted: {figure.missing if figure else cell.reason}"
+        elif not figure.value:
+            told = "CUDA graphs would take every graph whole"
         else:
             told = f"CUDA graphs would not take {figure.value:g} graphs whole"
         lines.append(f"{cell.result.cell}: {told}")
@@ -221,10 +283,8 @@ def lower(acceptance: Acceptance) -> Found:
 
 def on_device(acceptance: Acceptance) -> Found:
     """Run the same cells on the device: skips, parts kept out, and steps that replayed a graph by two witnesses."""
-    selectors = [f"{name}/{cell}" for name in acceptance.environments for cell in (FIXED_SIZE, *WHOLE_MODELS)]
-    if acceptance.rehearsal:
-        selectors = selectors[:1]
-    judged = acceptance.take(DEVICE, DEVICE, selectors)
+    [run] = runs_of(acceptance, StepName.DEVICE)
+    judged = acceptance.take(run)
     ended, lines = Ended.HELD, []
     for cell in judged.cells:
         if cell.result.request.cache.name != "fixed_size":
@@ -253,10 +313,10 @@ def replay_of(result: CellResult) -> tuple[Ended, str]:
 def try_sabotages(acceptance: Acceptance) -> Found:
     """Run every sabotage in production's environment: a gate that stays green on one of them proves nothing."""
     ended, lines = Ended.HELD, []
-    for number, sabotage in enumerate(tried(acceptance), start=1):
-        say(f"sabotage {number} of {len(tried(acceptance))}: {sabotage.name}, must turn {sabotage.gate.value} red")
-        cell = f"{acceptance.environments[0]}/{sabotage.cache}/reduce-overhead"
-        judged = acceptance.take(sabotage.cache, _profile_of(sabotage), [cell])
+    runs = runs_of(acceptance, StepName.SABOTAGES)
+    for number, (sabotage, run) in enumerate(zip(tried(acceptance), runs, strict=True), start=1):
+        say(f"sabotage {number} of {len(runs)}: {sabotage.name}, must turn {sabotage.gate.value} red")
+        judged = acceptance.take(run)
         for one in judged.cells:
             how, told = caught(sabotage, one)
             lines.append(told)
@@ -270,11 +330,8 @@ def tried(acceptance: Acceptance) -> list[Sabotage]:
 
 def check_production(acceptance: Acceptance) -> Found:
     """Run the production check of fixed_size in every environment; a rehearsal runs short cells in its place."""
-    profile = PRACTICE_PROFILE if acceptance.rehearsal else acceptance.production_profile
-    graph_modes = [mode for mode in acceptance.modes if mode != "default"] or list(acceptance.modes)
-    modes = acceptance.modes[:1] if acceptance.rehearsal else graph_modes
-    selectors = [f"{name}/fixed_size/{mode}" for name in acceptance.environments for mode in modes]
-    judged = acceptance.take(PRODUCTION_CHECK, profile, selectors)
+    [run] = runs_of(acceptance, StepName.PRODUCTION_CHECK)
+    judged = acceptance.take(run)
     lines = [f"{cell.result.cell}: {cell.verdict.value}{_why(cell)}" for cell in judged.cells]
     lines += [f"{name}: no result" for name in judged.run.unfinished]
     failed = any(cell.verdict is Status.FAIL for cell in judged.cells)
