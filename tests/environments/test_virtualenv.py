@@ -68,8 +68,10 @@ def left_in(tmp_path: Path) -> list[str]:
 
 
 def test_a_virtualenv_is_built_once_found_again_and_built_anew_if_somebody_changed_it(
-    wheelhouse: Path, tmp_path: Path
+    wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")  # else no index is asked, and none is said not to answer
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "an-empty-index").as_uri())
     environment = ENVIRONMENT.model_copy(update={"index": "http://127.0.0.1:9/whl/cpu"})
     folder = venv_folder(NAME, environment)
     (folder.parent / f".building-{folder.name}-of-a-killed-builder" / "bin").mkdir(parents=True)

@@ -28,6 +28,11 @@ from toto_compat.releases.bisect import PROFILE, narrowed
 REPOSITORY = Path(__file__).parents[2]
 MATRIX = load_matrix(REPOSITORY / "matrix.yaml")
 BUILDS = {one.torch: one.build for one in MATRIX.environments.values()}
+REFERENCE = REPOSITORY / "results" / "reference"
+COUNTED = [
+    REFERENCE / "cpu" / "cells" / name / "upstream" / "default.json"
+    for name in ("torch-2.4.1-cu121", "torch-2.5.1-cu124")
+]
 RELEASES = ("2.4.1", "2.5.1", "2.6.0", "2.7.0", "2.8.0", "2.9.0")
 
 
@@ -112,9 +117,22 @@ def test_releases_without_evidence_are_named_and_a_row_that_changes_twice_is_cal
         results, "recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.9.0", "--stored-only"
     ).stdout
     assert (
-        "changed with torch 2.6.0 from PASS to FAIL, 2.4.1 was the last before it; 2.5.1 could not be looked at" in text
+        "changed between torch 2.4.1 and 2.6.0 from PASS to FAIL; 2.5.1 could not be looked at and may be the one"
+        in text
     )
-    assert "not the only change: also between 2.6.0 and 2.8.0" in text
+    assert "not the only change: also between 2.6.0 and 2.8.0 from FAIL to PASS" in text
+
+
+@pytest.mark.skipif(not COUNTED[0].exists() or not COUNTED[1].exists(), reason="`nox -s reference` makes these rows")
+def test_the_committed_runs_name_the_release_at_which_upstreams_counts_change(results: Path) -> None:
+    """2.5 compiles once for all layers what 2.4 compiled for each: inline_inbuilt_nn_modules."""
+    results.mkdir()
+    (results / "reference").symlink_to(REFERENCE)
+    words = ("recompiles_total", "upstream/default", "--good", "2.4.1", "--bad", "2.6.0", "--any-change")
+    text = bisect(results, *words, "--stored-only").stdout
+    assert "changed with torch 2.5.1 from " in text and "2.4.1 was the last before it" in text
+    assert "(reference/cpu)" in text and "path: 0 of 3 releases were run" in text
+    assert "dynamo.inline_inbuilt_nn_modules: False -> True" in text
 
 
 @pytest.mark.parametrize("difference", ["suite version", "workload", "device", "pins"])
@@ -207,7 +225,7 @@ def test_releases_that_do_not_install_are_skipped_with_the_reason(results: Path,
     result = bisect(results, *words, matrix=tmp_path / "matrix.yaml")
     assert result.exit_code == ExitCode.OK, result.exception
     assert (
-        "changed with torch 2.6.0 from PASS to FAIL, 2.4.1 was the last before it; 2.5.1 could not be looked at"
+        "changed between torch 2.4.1 and 2.6.0 from PASS to FAIL; 2.5.1 could not be looked at and may be the one"
         in result.stdout
     )
     assert "2.5.1: skipped: it does not install: Python 3.1 is not on this machine" in result.stdout

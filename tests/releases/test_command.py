@@ -118,6 +118,8 @@ def test_check_is_about_new_releases_alone(run: Run, index: LocalIndex) -> None:
     new = run("--check")
     assert new.exit_code == ExitCode.FINDINGS
     assert "new: 2.16.1" in new.stdout
+    index.torch("2.16.4")
+    assert "new: 2.16.4, 2.16.1; `toto-compat releases --add 2.16.4` adds one" in run("--check").stdout
 
 
 def test_a_patch_release_is_new_also_where_the_matrix_has_a_candidate_of_the_next_one(
@@ -235,6 +237,7 @@ def test_a_second_release_stands_in_order_and_a_known_one_is_refused(
         ("2.16.1", (EnvironmentBuildError, "cannot be read")),
         ("2.16.2", (EnvironmentBuildError, "no sha256")),
         ("2.16.3", (EnvironmentBuildError, "cannot be locked")),
+        ("1.13.1", (SelectionError, "torch 1.13.1 has no torch.compile")),
     ],
 )
 def test_what_cannot_be_added_is_told_and_nothing_is_written(
@@ -245,6 +248,7 @@ def test_what_cannot_be_added_is_told_and_nothing_is_written(
     index.publish("torch-2.16.1-cp311-cp311-manylinux_2_28_x86_64.whl", b"no wheel at all")
     index.torch("2.16.2", hashed=False)
     index.torch("2.16.3", triton="triton==77.0")
+    index.torch("1.13.1")
     before = everything_written(matrix_file)
     error = error_of(run("--add", version))
     assert isinstance(error, kind)
@@ -328,7 +332,9 @@ def test_release_candidates_are_shown_only_when_asked_for(run: Run, index: Local
 
 
 def test_pytorchs_index_that_is_down_is_an_error_where_it_was_asked_for(run: Run) -> None:
-    assert "does not answer" in error_of(run("--nightly", "--pytorch-index", "http://127.0.0.1:9/whl")).message
+    error = error_of(run("--nightly", "--pytorch-index", "http://127.0.0.1:9/whl"))
+    assert "PyTorch's own index does not answer" in error.message
+    assert "--pytorch-index" in error.hint
 
 
 def test_locks_are_written_where_the_project_keeps_them(run: Run, index: LocalIndex, tmp_path: Path) -> None:

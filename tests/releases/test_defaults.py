@@ -19,6 +19,13 @@ def test_the_table_tells_what_moved_between_two_releases() -> None:
     assert "dynamo.inline_inbuilt_nn_modules: False -> True" in [one.text for one in moved]
 
 
+def test_the_table_tells_what_was_renamed() -> None:
+    moved = moved_between("2.6.0", "2.7.0")
+    assert moved is not None
+    told = [one.text for one in moved if "cache_size_limit" in one.text]
+    assert "dynamo.recompile_limit is the new name of dynamo.cache_size_limit, which still works: 8" in told
+
+
 def test_a_release_that_the_table_lacks_is_read_from_its_wheel(index: LocalIndex) -> None:
     content = wheel("torch", "2.99.0", files={"torch/_dynamo/config.py": CONFIG, "torch/other.py": b"x = 1"})
     index.publish("torch-2.99.0-cp311-cp311-manylinux_2_28_x86_64.whl", content)

@@ -15,12 +15,14 @@ from tests.verdict.sample_cells import (
     with_figures,
     with_suite,
 )
-from tests.verdict.stored_runs import judged_run, store_run
+from tests.verdict.stored_runs import judged_run, store_run, stored
 from toto_compat.contract.request import Device, Workload
 from toto_compat.contract.result import CellResult, Failure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import ExitCode, SelectionError
 from toto_compat.matrix.gates import Gate
+from toto_compat.reference.thinning import thinned
+from toto_compat.releases.difference import reasons_of
 from toto_compat.releases.upgrade import Advice, Upgrade, compare_release, moved_defaults, upgrade_lines
 from toto_compat.releases.upgrade_command import reference_cells
 
@@ -113,6 +115,77 @@ def test_reasons_that_the_compiler_never_gave_before_are_told() -> None:
     text = said(upgrade_from(before, after))
     assert "fixed_size/default: recompile in append: a new [31m guard: 0 before, 2 now" in text
     assert "size mismatch" not in text
+
+
+def test_a_reason_in_other_words_is_not_a_new_one() -> None:
+    before = with_reasons(
+        good_result(),
+        ("graph_break", "seq_len", "Tensor.item", 23),
+        ("recompile", "forward", "tensor 'L['inputs']' size mismatch at index N. expected N, actual N", 10),
+    )
+    after = with_reasons(
+        of_new(),
+        ("graph_break", "seq_len", "Unsupported Tensor.item() call with capture_scalar_outputs=False", 23),
+        ("graph_break", "append", "Data-dependent branching", 6),
+        ("recompile", "forward", "tensor 'inputs' size mismatch at index N. expected N, actual N", 9),
+    )
+    [new] = upgrade_from(before, after).rows[0].new_reasons
+    assert new.text == "graph break in append: Data-dependent branching: 0 before, 6 now"
+
+
+def test_where_nothing_was_counted_before_no_reason_is_new() -> None:
+    raised = SuiteEvidence(
+        suite=Suite.RECOMPILE,
+        outcome=Outcome.MODEL_FAILED,
+        failure=Failure(kind="exception", message="CppCompileError"),
+    )
+    after = with_reasons(of_new(), ("graph_break", "append", "Data-dependent branching", 6))
+    assert upgrade_from(with_suite(good_result(), Suite.RECOMPILE, raised), after).rows[0].new_reasons == []
+
+
+def test_reasons_of_a_thinned_reference_are_counted_by_its_events() -> None:
+    """Of its table the largest are left: the others would be new in every release."""
+    whole = stored(production_incident(), "2026-11-16T10:00:00Z")
+    listed = [
+        {"kind": kind, "function": function, "reason": reason, "count": count}
+        for (kind, function, reason), count in reasons_of(whole).items()
+    ]
+    evidence = whole.evidence[Suite.RECOMPILE]
+    cut = evidence.model_copy(update={"details": {"reasons": listed[:1], "thinned": {"reasons": "1 of 3"}}})
+    assert reasons_of(with_suite(whole, Suite.RECOMPILE, cut)) == reasons_of(whole)
+    details = {"reasons": listed, "events_seen": len(evidence.events), "events_kept": len(evidence.events)}
+    told = evidence.model_copy(update={"details": details})
+    thin = thinned(whole.model_copy(update={"evidence": {**whole.evidence, Suite.RECOMPILE: told}}))
+    assert "reasons" not in thin.evidence[Suite.RECOMPILE].details
+    assert reasons_of(thin) == reasons_of(whole)
+
+
+def test_the_gate_that_turned_is_told_before_figures_that_moved() -> None:
+    before = with_figures(good_result(), {Gate.MEMORY: 1.9, Gate.COMPILE_ACTIVE: 0.91})
+    after = with_figures(of_new(), {Gate.MEMORY: 1.1, Gate.COMPILE_ACTIVE: 0.92})
+    text = said(upgrade_from(before, after))
+    assert "fixed_size/default: FAIL -> PASS (memory 1.9 before, 1.1 now, limit <= 1.5)" in text
+    assert "fixed_size/default passes" in text
+
+
+def test_a_setting_that_was_renamed_is_not_told_as_new() -> None:
+    moved = moved_defaults(
+        {"dynamo.cache_size_limit": 8},
+        {"dynamo.cache_size_limit": 8, "dynamo.recompile_limit": 8},
+        {"dynamo.recompile_limit": "dynamo.cache_size_limit"},
+    )
+    assert [one.text for one in moved] == [
+        "dynamo.recompile_limit is the new name of dynamo.cache_size_limit, which still works: 8"
+    ]
+
+
+def test_why_nothing_was_compiled_for_cuda_is_told() -> None:
+    skipped = SuiteEvidence(
+        suite=Suite.CUDA_LOWERING, outcome=Outcome.NOT_RUN, failure=Failure(kind="skipped", message="2.9 is the first")
+    )
+    assert "not tried: 2.9 is the first" in said(
+        upgrade_from(good_result(), with_suite(of_new(), Suite.CUDA_LOWERING, skipped))
+    )
 
 
 def test_defaults_that_moved_are_told_with_those_that_matter_first() -> None:

@@ -16,9 +16,14 @@ _PATIENCE_SECONDS = 3.0
 _ON = frozenset({"1", "true", "t", "yes", "y", "on"})  # as pip reads a switch
 
 
+def no_index_is_asked() -> bool:
+    """Tell if pip takes what it finds in folders alone."""
+    return os.environ.get("PIP_NO_INDEX", "").strip().lower() in _ON
+
+
 def index_answers(index: str, patience: float = _PATIENCE_SECONDS) -> bool:
     """Tell if a pip index can be reached quickly; any trouble is a no, and so is pip being told to ask none."""
-    if os.environ.get("PIP_NO_INDEX", "").strip().lower() in _ON:
+    if no_index_is_asked():
         return False
     if not index.startswith(("https://", "http://")):
         return index.startswith("file://")

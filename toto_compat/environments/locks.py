@@ -349,12 +349,17 @@ def check_torch(lock: Lock, environment: Environment) -> None:
         )
 
 
+def pips_words(text: str) -> str:
+    """The end of what pip says, without its warnings and its list of every version that is of another Python."""
+    passed_over = ("WARNING", "ERROR: Ignored the following")
+    return "\n    ".join([line for line in text.splitlines() if not line.startswith(passed_over)][-8:])
+
+
 def _run(command: list[str], environment_name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        lines = [line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("WARNING")]
         raise EnvironmentBuildError(
-            f"{environment_name} cannot be locked:\n    " + "\n    ".join(lines[-8:]),
+            f"{environment_name} cannot be locked:\n    {pips_words(done.stderr or done.stdout)}",
             hint="check the pins in matrix.yaml and the package index pip is set to use",
         )
 

@@ -157,7 +157,9 @@ def _default_index(help_text: str) -> str:
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def list_wheels(settings: IndexSettings, project: str) -> tuple[list[WheelFile], list[str]]:
+def list_wheels(
+    settings: IndexSettings, project: str, *, called: str = "your package index", hint: str = HINT
+) -> tuple[list[WheelFile], list[str]]:
     """List a project's wheels for Linux on all indexes, and warnings: an extra index that does not answer.
 
     The main index is the one whose silence would make releases disappear: it has to answer.
@@ -171,9 +173,7 @@ def list_wheels(settings: IndexSettings, project: str) -> tuple[list[WheelFile],
             listed = _files_of(page, settings)
         except IndexSilentError as error:
             if position == 0:
-                raise EnvironmentBuildError(
-                    f"your package index does not answer: {error.message}", hint=HINT
-                ) from error
+                raise EnvironmentBuildError(f"{called} does not answer: {error.message}", hint=hint) from error
             warnings.append(f"an extra index does not answer and is left out: {error.message}")
             continue
         for one in listed:

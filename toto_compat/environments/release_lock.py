@@ -28,6 +28,7 @@ from toto_compat.environments.locks import (
     make_lock,
     ordered,
     parse_lock,
+    pips_words,
     size_of,
 )
 from toto_compat.environments.package_index import WheelFile
@@ -105,7 +106,6 @@ def _resolve(
             command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=variables
         )
         if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
-            raise EnvironmentBuildError(f"{name} cannot be locked:\n    " + "\n    ".join(lines[-8:]))
+            raise EnvironmentBuildError(f"{name} cannot be locked:\n    {pips_words(done.stderr)}")
         installs: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
     return installs

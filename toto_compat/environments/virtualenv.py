@@ -19,7 +19,7 @@ from toto_compat.contract.request import Environment
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.environments.build_lock import OnLine, build_lock
 from toto_compat.environments.fork import fork_wheel
-from toto_compat.environments.indexes import index_answers
+from toto_compat.environments.indexes import index_answers, no_index_is_asked
 from toto_compat.environments.pythons import Interpreter, find_compiler, find_python
 from toto_compat.environments.requirements import requirements_of
 from toto_compat.errors import EnvironmentBuildError
@@ -205,7 +205,7 @@ def _install_torch(pip: list[str], name: str, environment: Environment, log: Pat
                 say(f"{name}: {shown} answers but does not deliver, taking your own pip index")
             else:
                 return
-        else:
+        elif not no_index_is_asked():
             say(f"{name}: {shown} does not answer, taking your own pip index")
     _run([*pip, torch], name, f"installing {torch}", log)
 

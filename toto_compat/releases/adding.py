@@ -22,6 +22,8 @@ from toto_compat.releases.listing import Channel, TorchRelease, listed, wheel_fo
 from toto_compat.runtimes.progress import say
 from toto_compat.verdict.judge import one_line
 
+_FIRST_WITH_COMPILE = Version("2.0.0")
+
 
 @dataclass(frozen=True)
 class Addition:
@@ -79,6 +81,10 @@ def prepare_addition(
     path: Path, release: TorchRelease, settings: IndexSettings, *, pytorch_index: str, build: str = ""
 ) -> Addition:
     """Work out everything about a new environment. Nothing is written, and kilobytes are read of the wheel."""
+    if release.version < _FIRST_WITH_COMPILE:
+        raise SelectionError(
+            f"torch {release.version} has no torch.compile", hint=f"{_FIRST_WITH_COMPILE} is the first"
+        )
     matrix = load_matrix(path)
     facts = read_facts(wheel_for(release, None), settings)
     if build and facts.build != build:

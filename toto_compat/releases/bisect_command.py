@@ -225,15 +225,23 @@ def _headline(search: Search, answer: Found | NoChange | NothingToCompare) -> st
             f"; not looked at: {', '.join(unseen)}, a change that was undone again would not show" if unseen else ""
         )
         return f"no change between torch {names[answer.first]} and {names[answer.last]}{hidden}"
-    before, after = (search.seen[names[place]].state for place in (answer.before, answer.after))
-    change = f"from {_state(before)} to {_state(after)}"
-    text = f"changed with torch {names[answer.after]} {change}, {names[answer.before]} was the last before it"
+    before, after = names[answer.before], names[answer.after]
+    text = f"changed with torch {after} {_change(search, before, after)}, {before} was the last before it"
     if answer.skipped:
-        text += f"; {', '.join(names[place] for place in answer.skipped)} could not be looked at and may be the one"
+        skipped = ", ".join(names[place] for place in answer.skipped)
+        text = (
+            f"changed between torch {before} and {after} {_change(search, before, after)}; {skipped} could not be "
+            "looked at and may be the one"
+        )
     if answer.others:
-        more = ", ".join(f"between {names[first]} and {names[second]}" for first, second in answer.others)
+        pairs = [(names[first], names[second]) for first, second in answer.others]
+        more = ", ".join(f"between {first} and {second} {_change(search, first, second)}" for first, second in pairs)
         text += f". It is not the only change: also {more}"
     return text
+
+
+def _change(search: Search, before: str, after: str) -> str:
+    return f"from {_state(search.seen[before].state)} to {_state(search.seen[after].state)}"
 
 
 def _state(state: object) -> str:

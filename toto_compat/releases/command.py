@@ -180,5 +180,5 @@ def as_text(path: Path, releases: list[TorchRelease]) -> str:
     table = tabulate(rows, headers=["torch", "", "default wheel", "python", f"in {path}"], disable_numparse=True)
     unread = [f"? torch {one.version}: {one_line(one.unreadable)}" for one in releases if one.unreadable]
     new = [str(one.version) for one in releases if one.state is State.NEW]
-    end = f"new: {', '.join(new)}; `toto-compat releases --add {new[-1]}` adds one" if new else "nothing new"
+    end = f"new: {', '.join(new)}; `toto-compat releases --add {new[0]}` adds one" if new else "nothing new"
     return "\n".join([table, "", *unread, end])

@@ -6,7 +6,13 @@ from typing import Any
 from packaging.version import Version
 
 from toto_compat.environments.package_index import IndexSettings, index_settings
-from toto_compat.environments.torch_sources.defaults import FILES, Expression, defaults_of, torch_defaults
+from toto_compat.environments.torch_sources.defaults import (
+    FILES,
+    Expression,
+    defaults_of,
+    older_names,
+    torch_defaults,
+)
 from toto_compat.environments.wheel_sources import sources
 from toto_compat.errors import TotoCompatError
 from toto_compat.releases.listing import Channel, listed, wheel_for
@@ -16,7 +22,7 @@ from toto_compat.releases.upgrade import MovedDefault, moved_defaults
 def moved_between(before: str, after: str) -> tuple[MovedDefault, ...] | None:
     """Every default that differs; None where one of the two releases is known to nobody."""
     old, new = defaults_for(before), defaults_for(after)
-    return moved_defaults(old, new) if old is not None and new is not None else None
+    return moved_defaults(old, new, older_names(after)) if old is not None and new is not None else None
 
 
 def defaults_for(release: str) -> Mapping[str, Any] | None:

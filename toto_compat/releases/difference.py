@@ -1,5 +1,6 @@
 """What changed between two cells of one cache and mode: figures, and the reasons that the compiler gave."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from toto_compat.contract.suites import Suite
 from toto_compat.verdict.judge import one_line
 
 _MOST_REASONS = 12
+# torch before 2.13 says L['inputs'] of what it calls inputs later
+_LOCAL = re.compile(r"\b[LG]\['(\w+)'\]")
 # Of the counts of the recompile suite these say what the compiler did; the rest are times and sizes.
 _COUNTS = ("recompiles", "recompiles_total", "recompile_limit", "graph_breaks", "graphs", "compilations")
 
@@ -49,12 +52,23 @@ def reason_changes(before: CellResult, after: CellResult) -> list[ReasonChange]:
 
 
 def new_reasons(before: CellResult, after: CellResult) -> list[ReasonChange]:
-    """Reasons for a recompile or a limit hit that were never given before."""
-    return [
-        one
-        for one in reason_changes(before, after)
-        if one.before == 0 and one.kind in ("recompile", "recompile_limit", "graph_break")
+    """Reasons for a recompile, a limit hit or a graph break that were never given before.
+
+    Releases reword why a graph breaks: a reason that is new where another of the same function is gone is that one.
+    """
+    if _recompile(before) is None:  # then nothing was counted, which is not the same as nothing
+        return []
+    changes = [
+        one for one in reason_changes(before, after) if one.kind in ("recompile", "recompile_limit", "graph_break")
     ]
+    gone = Counter((one.kind, one.function) for one in changes if one.after == 0 and one.kind == "graph_break")
+    new = []
+    for one in (one for one in changes if one.before == 0):
+        if gone[one.kind, one.function]:
+            gone[one.kind, one.function] -= 1
+        else:
+            new.append(one)
+    return new
 
 
 def reasons_of(cell: CellResult) -> Counter[tuple[str, str, str]]:
@@ -63,17 +77,24 @@ def reasons_of(cell: CellResult) -> Counter[tuple[str, str, str]]:
     if evidence is None:
         return Counter()
     listed: Any = evidence.details.get("reasons")
-    if isinstance(listed, Sequence):
+    # of what was thinned the largest reasons are left, and the events have all
+    if isinstance(listed, Sequence) and "reasons" not in evidence.details.get("thinned", {}):
         rows = [one for one in listed if isinstance(one, Mapping)]
         return Counter({_key(one): int(one.get("count", 1)) for one in rows})
     counted: Counter[tuple[str, str, str]] = Counter()
     for event in evidence.events:
-        counted[(event.kind.value, event.function, event.normalised_reason or event.reason)] += event.count
+        counted[(event.kind.value, event.function, _as_named_later(event.normalised_reason or event.reason))] += (
+            event.count
+        )
     return counted
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    return str(row.get("kind", "")), str(row.get("function", "")), str(row.get("reason", ""))
+    return str(row.get("kind", "")), str(row.get("function", "")), _as_named_later(str(row.get("reason", "")))
+
+
+def _as_named_later(reason: str) -> str:
+    return _LOCAL.sub(r"\1", reason)
 
 
 def _recompile(cell: CellResult) -> SuiteEvidence | None:
@@ -85,5 +106,5 @@ def reason_lines(changes: Sequence[ReasonChange]) -> list[str]:
     """The reasons as text, the many small ones summed up."""
     lines = [one.text for one in changes[:_MOST_REASONS]]
     if len(changes) > _MOST_REASONS:
-        lines.append(f"and {len(changes) - _MOST_REASONS} smaller changes of reasons")
+        lines.append(f"and {len(changes) - _MOST_REASONS} more, each given less often")
     return lines

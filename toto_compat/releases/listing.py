@@ -95,7 +95,8 @@ def listed(
     """The releases of a channel, newest first, and what to warn of."""
     if channel is not Channel.RELEASE:
         own = replace(settings, indexes=(f"{pytorch_index.rstrip('/')}/{channel.value}",), folders=())
-        wheels, warnings = list_wheels(own, "torch")
+        hint = "check the network; --pytorch-index names another place, such as a mirror"
+        wheels, warnings = list_wheels(own, "torch", called="PyTorch's own index", hint=hint)
         if not wheels:
             raise EnvironmentBuildError(f"{own.indexes[0]} lists no torch for Linux", hint="check --pytorch-index")
         return releases_of(wheels, channel, build), warnings

@@ -8,7 +8,7 @@ from typing import Any
 from toto_compat.contract.result import CellResult, Figure, Outcome
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import ExitCode
-from toto_compat.releases.difference import ReasonChange, new_reasons
+from toto_compat.releases.difference import ReasonChange, new_reasons, reason_lines
 from toto_compat.verdict.comparison import Change, RowChange, compare_row
 from toto_compat.verdict.judge import JudgedCell, Status
 from toto_compat.verdict.without_gpu import known_without_gpu
@@ -72,9 +72,13 @@ class MovedDefault:
     name: str
     before: str  # empty: it was not there
     after: str  # empty: it is gone
+    older: str = ""  # what it was called before, a name that still works
 
     @property
     def text(self) -> str:
+        if self.older:
+            value = self.after if self.before == self.after else f"{self.before} -> {self.after}"
+            return f"{self.name} is the new name of {self.older}, which still works: {value}"
         if not self.before:
             return f"{self.name} is new: {self.after}"
         return (
@@ -166,11 +170,15 @@ def why_not_comparable(before: CellResult, after: CellResult) -> str:
     return "" if old.settings == new.settings else "the reference ran with other settings"
 
 
-def moved_defaults(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[MovedDefault, ...]:
-    """Every default that differs, those that the caches depend on first."""
-    moved = [
+def moved_defaults(
+    before: Mapping[str, Any], after: Mapping[str, Any], older: Mapping[str, str] | None = None
+) -> tuple[MovedDefault, ...]:
+    """Every default that differs, those that the caches depend on first. `older` says what a setting was called."""
+    renamed = {name: old for name, old in (older or {}).items() if name not in before and old in before}
+    moved = [MovedDefault(name, _shown(before, old), _shown(after, name), older=old) for name, old in renamed.items()]
+    moved += [
         MovedDefault(name, _shown(before, name), _shown(after, name))
-        for name in {*before, *after}
+        for name in {*before, *after} - set(renamed)
         if _shown(before, name) != _shown(after, name)
     ]
     return tuple(sorted(moved, key=lambda one: (one.name not in WATCHED, one.name)))
@@ -209,10 +217,11 @@ def _architectures(cell: CellResult) -> dict[str, Mapping[str, Any]]:
 
 
 def time_lines(row: UpgradeRow) -> Iterator[str]:
-    """Compile times and latencies, before and after; the gate's interval is the gate's business."""
+    """Compile times and latencies, before and after; the gate's interval is the gate's business. Seconds of two days
+    or machines say little, so eager's own stand beside them."""
     named = [
         (Suite.RECOMPILE, "cold_compile_s"),
-        *((Suite.SPEED, name) for name in ("warm_start_s", "p50_ms", "speedup")),
+        *((Suite.SPEED, name) for name in ("warm_start_s", "p50_ms", "eager_p50_ms", "speedup")),
     ]
     for suite, name in named:
         now = row.after.figure(suite, name)
@@ -226,6 +235,7 @@ _TITLES = {
     "cold_compile_s": "cold compile, s",
     "warm_start_s": "warm start, s",
     "p50_ms": "median forecast, ms",
+    "eager_p50_ms": "the same by upstream eager, ms",
     "speedup": "speedup over upstream eager (lower end), x",
 }
 
@@ -251,17 +261,21 @@ def upgrade_lines(upgrade: Upgrade, *, all_defaults: bool = False) -> list[str]:
     """The report as it is printed."""
     lines = [f"torch {upgrade.release} against {upgrade.reference} (reference)", ""]
     lines += _section("verdicts", [_verdict_line(row) for row in upgrade.rows])
-    reasons = [f"{row.name}: {one.text}" for row in upgrade.rows for one in row.new_reasons]
+    reasons = [f"{row.name}: {line}" for row in upgrade.rows for line in reason_lines(row.new_reasons)]
     lines += _section("new reasons of the compiler", reasons or ["none"])
     lines += _section("torch's own defaults that moved", _default_lines(upgrade.defaults, all_defaults))
     lowered = [line for row in upgrade.rows for line in lowering_lines(row)]
-    lines += _section(
-        "compiled for CUDA without a GPU (predicted, interpreted)", lowered or ["not tried: no CUDA build ran here"]
-    )
+    lines += _section("compiled for CUDA without a GPU (predicted, interpreted)", lowered or _why_not_lowered(upgrade))
     times = [line for row in upgrade.rows for line in time_lines(row)]
     lines += _section("compile time and speed", times or ["not measured"])
     lines += [*upgrade.notes, f"recommendation: {_recommendation(upgrade)}"]
     return lines
+
+
+def _why_not_lowered(upgrade: Upgrade) -> list[str]:
+    evidence = [row.after.result.evidence.get(Suite.CUDA_LOWERING) for row in upgrade.rows]
+    told = dict.fromkeys(one.failure.message for one in evidence if one is not None and one.failure is not None)
+    return [f"not tried: {one}" for one in told] or ["not tried: no CUDA build ran here"]
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:
@@ -272,8 +286,21 @@ def _verdict_line(row: UpgradeRow) -> str:
     change = row.change
     after = change.after.value if change.after else "none"
     verdict = f"{change.before.value} -> {after}" if change.before and change.before is not change.after else after
-    why = row.not_compared or change.text or row.after.reason
+    why = row.not_compared or _what_flipped(row) or change.text or row.after.reason
     return f"{row.name}: {verdict}" + (f" ({why})" if why else "")
+
+
+def _what_flipped(row: UpgradeRow) -> str:
+    """Tell the gates that say something else now before those whose figures moved; empty where none does."""
+    if row.before is None or row.change.before is row.change.after:
+        return ""
+    then, now = row.before.gates, row.after.gates
+    decided = {Status.PASS, Status.FAIL}
+    flipped = {gate for gate in now if gate in then and {now[gate].status, then[gate].status} == decided}
+    told = [
+        f"{one.text}, limit {now[one.gate].limit.text}" for one in row.change.gates if one.gate in flipped and one.text
+    ]
+    return "; ".join(told)
 
 
 def _default_lines(moved: tuple[MovedDefault, ...] | None, everything: bool) -> list[str]:
@@ -301,6 +328,10 @@ def _recommendation(upgrade: Upgrade) -> str:
             return f"torch {upgrade.release} still passes what passed before, but look at this first: {worse}"
         case Advice.UPGRADE:
             passing = [row.name for row in upgrade.rows if row.change.after is Status.PASS]
-            told = f"{', '.join(passing)} pass" if passing else "no row passes, before or now: compile stays off"
+            told = (
+                f"{', '.join(passing)} {'passes' if len(passing) == 1 else 'pass'}"
+                if passing
+                else "no row passes, before or now: compile stays off"
+            )
             device = upgrade.rows[0].after.result.request.speaks_of.value
             return f"nothing that was measured on {device} speaks against torch {upgrade.release}: {told}"

@@ -54,6 +54,12 @@ def torch_defaults(release: str) -> dict[str, Any]:
     return {name: _decoded(held, value) for name, value in held.items()}
 
 
+def older_names(release: str) -> dict[str, str]:
+    """Return which settings a release keeps under an older name, by the newer one; none for one the table lacks."""
+    held = _by_release().get(Version(release).public, {})
+    return {str(value[_ALIAS]): name for name, value in held.items() if isinstance(value, dict) and _ALIAS in value}
+
+
 def default_releases() -> tuple[str, ...]:
     """Return the releases of the table, oldest first."""
     return tuple(_by_release())
