@@ -171,6 +171,16 @@ def test_gpus_that_are_hidden_are_told_with_what_hides_them(project: Path, monke
 
 
 @pytest.mark.usefixtures("no_engine")
+def test_a_gpu_that_is_split_into_nothing_is_told_with_what_makes_a_slice(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(project / "bin", monkeypatch, [{**smi.SPLIT[0], "slices": []}])
+    (found,) = of_gpus(project)
+    assert "is split by MIG and has no slice" in found.found
+    assert found.fix.startswith("`nvidia-smi mig -i 0 -cgi 0 -C` makes one")
+
+
+@pytest.mark.usefixtures("no_engine")
 def test_memory_that_nobody_knows_of_is_told_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that shares the machine's memory, and a slice."""
     shared = {**smi.gpu(0, "NVIDIA GB10", "12.1"), "memory.total": "[N/A]", "memory.used": "700"}

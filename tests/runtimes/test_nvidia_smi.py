@@ -10,7 +10,8 @@ from toto_compat.contract.request import Device
 from toto_compat.errors import EnvironmentBuildError
 from toto_compat.runtimes import nvidia_smi
 from toto_compat.runtimes.device import choose_device
-from toto_compat.runtimes.nvidia_smi import all_gpus, find_gpus, gpus_left_out, programs_on, visible_gpus
+from toto_compat.runtimes.gpu import gpu_notes
+from toto_compat.runtimes.nvidia_smi import all_gpus, find_gpus, gpus_left_out, programs_on, visible_gpus, why_none
 
 ROW = f"0, {smi.ONE[0]['uuid']}, NVIDIA H100, 580.95.05, 81559, 4, Disabled, 9.0\n"
 HANDLE = "Unable to determine the device handle for GPU1: 0000:41:00.0: Unknown Error"
@@ -189,9 +190,19 @@ def test_of_a_split_gpu_that_is_named_whole_the_first_slice_is_taken_as_cuda_doe
     assert [gpu.uuid for gpu in find_gpus()] == ["MIG-1"]
 
 
-def test_a_split_gpu_without_slices_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    smi.install(tmp_path, monkeypatch, [{**smi.SPLIT[0], "slices": []}])
+def test_a_split_gpu_without_slices_is_none_and_says_what_makes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = {**smi.SPLIT[0], "slices": []}
+    smi.install(tmp_path, monkeypatch, [without])
     assert find_gpus() == ()
+    assert why_none() == (
+        "GPU 0 (NVIDIA A100-SXM4-40GB) is split by MIG and has no slice; `nvidia-smi mig -i 0 -cgi 0 -C` makes one of"
+        " all of it, `nvidia-smi -i 0 -mig 0` ends the split"
+    )
+    smi.install(tmp_path, monkeypatch, [without, smi.gpu(1)])
+    assert [gpu.index for gpu in find_gpus()] == ["1"]
+    assert any("is split by MIG and has no slice" in note for note in gpu_notes())
 
 
 # --- which of them are used -------------------------------------------------------------------------------------------

@@ -350,6 +350,17 @@ def test_the_rule_of_thumb_grows_with_what_is_measured(more: str, store: CellSto
     assert 0 < usual < longer
 
 
+def test_what_only_compiles_for_cuda_is_estimated_by_its_cards_and_not_as_a_whole_cell(store: CellStore) -> None:
+    whole = cell_request(build="cu128", device=Device.CPU)
+    lowered = whole.model_copy(update={"lower_only": True})
+    one_card, three = (
+        lowered.model_copy(update={"profile": whole.profile.model_copy(update={"architectures": cards})})
+        for cards in (("sm_90",), ("sm_80", "sm_90", "sm_120"))
+    )
+    first, second, usual = (estimate([one], store, jobs=1)[0] for one in (one_card, three, whole))
+    assert 0 < first < second < usual
+
+
 # --- how it is told ---------------------------------------------------------------------------------------------------
 
 

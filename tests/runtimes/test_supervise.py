@@ -18,6 +18,7 @@ from toto_compat.runtimes.cell_process import CGROUP_VARIABLE, check_control_gro
 ROOT = Path(__file__).parents[2]
 MB = 1 << 20
 PLENTY = 1 << 50
+_LONGEST_SECONDS = 120.0  # of a cell that ends by itself, on a machine that has much else to do
 BY_PATH = [sys.executable, "-I", "-S", supervise.__file__]
 # the same with hardly a moment for the cell to end by itself
 IMPATIENT = [
@@ -77,7 +78,7 @@ class Supervised:
         return self.watched[-1]
 
     def code(self) -> int:
-        return self.process.wait(30)
+        return self.process.wait(_LONGEST_SECONDS)
 
 
 @contextmanager
@@ -97,7 +98,7 @@ def supervised(cell: str, *, memory: int | str = PLENTY, supervisor: list[str] =
         for watched in running.watched:
             watched.remove()
         running.stdin.close()
-        process.wait(30)
+        process.wait(_LONGEST_SECONDS)
         running.stdout.close()
         running.stderr.close()
 

@@ -109,12 +109,14 @@ def examine_gpu(matrix: Matrix | None) -> Iterator[Finding]:
         yield Finding("GPU", State.MISSING, error.message, error.hint)
         return
     if not gpus:
+        found, _, what_to_do = why_none().partition("; ")
         fix = "CUDA rows need a machine with an NVIDIA GPU and its driver (`apt-get install nvidia-driver`)"
+        fix = what_to_do or fix
         if all_gpus():
             fix = f"unset {VISIBLE}, or set it to the UUID of one (`nvidia-smi -L` lists them)"
-        elif shutil.which("nvidia-smi"):
+        elif shutil.which("nvidia-smi") and not what_to_do:
             fix = "`nvidia-smi -L` lists them; after a driver update a restart is needed"
-        yield Finding("GPU", State.OPTIONAL, f"none: {why_none()}", fix)
+        yield Finding("GPU", State.OPTIONAL, f"none: {found}", fix)
         return
     for gpu in (*gpus, *others):
         shown = f"{gpu.name} ({gpu.architecture or 'architecture unknown'}), driver {gpu.driver}, {gpu.uuid}"

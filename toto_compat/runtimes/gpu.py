@@ -16,6 +16,8 @@ from toto_compat.runtimes.nvidia_smi import (
     capability,
     find_gpus,
     gpus_left_out,
+    gpus_without_slices,
+    lacking_slices,
     programs_on,
     why_none,
 )
@@ -122,6 +124,7 @@ def gpu_notes() -> Iterator[str]:
             else f"GPU {gpu.index} ({gpu.name}) is left out: the cells of a run are on one kind of GPU;"
             f" {VISIBLE}={gpu.uuid} takes it instead"
         )
+    yield from map(lacking_slices, gpus_without_slices())
     for gpu, programs in programs_on(gpus).items():
         yield (
             f"GPU {gpu.index} ({gpu.name}) is busy: {', '.join(programs)}; timings beside it are INCONCLUSIVE, end it"

@@ -55,6 +55,7 @@ class Gpu:
     used_mb: int = 0
     fault: str = ""  # what nvidia-smi says of one that does not work
     whole: str = ""  # of a slice: the UUID of the GPU that it is a slice of
+    lacks_slices: bool = False  # split by MIG, and no slice was made: CUDA sees nothing of it
 
     @property
     def is_full(self) -> bool:
@@ -73,6 +74,15 @@ def _asked() -> tuple[Gpu, ...] | EnvironmentBuildError:
 
 def all_gpus() -> tuple[Gpu, ...]:
     """Return every GPU of the machine; none where there is no nvidia-smi or it finds none."""
+    return tuple(gpu for gpu in _listed() if not gpu.lacks_slices)
+
+
+def gpus_without_slices() -> tuple[Gpu, ...]:
+    """Return those that are split by MIG and of which no slice was made: nothing can use them before."""
+    return tuple(gpu for gpu in _listed() if gpu.lacks_slices)
+
+
+def _listed() -> tuple[Gpu, ...]:
     answer = _asked()
     if isinstance(answer, EnvironmentBuildError):
         raise EnvironmentBuildError(answer.message, hint=answer.hint)
@@ -169,7 +179,15 @@ def why_none() -> str:
         return "there is no nvidia-smi on PATH"
     if all_gpus():
         return f"{VISIBLE}={os.environ.get(VISIBLE, '')!r} hides every GPU"
-    return "nvidia-smi finds no GPU"
+    return next(map(lacking_slices, gpus_without_slices()), "nvidia-smi finds no GPU")
+
+
+def lacking_slices(gpu: Gpu) -> str:
+    """Say of a GPU that is split by MIG into nothing what is wrong and what to do."""
+    return (
+        f"GPU {gpu.index} ({gpu.name}) is split by MIG and has no slice; `nvidia-smi mig -i {gpu.index} -cgi 0 -C`"
+        f" makes one of all of it, `nvidia-smi -i {gpu.index} -mig 0` ends the split"
+    )
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
@@ -194,12 +212,13 @@ def _ask() -> Iterator[Gpu]:
     gpus = dict(_read_row(line, fields, said) for line in lines)  # each once, whatever it repeats
     slices = _slices() if any(gpus.values()) else {}
     for gpu, split in gpus.items():
-        if not split:
-            yield gpu
-        for name, number, uuid in slices.get(gpu.uuid, ()):
+        own_slices = slices.get(gpu.uuid, ())
+        if not split or not own_slices:
+            yield replace(gpu, lacks_slices=split)
+        for name, number, uuid in own_slices:
             # what the slice itself has free is told by CUDA alone
-            own = {"index": f"{gpu.index}:{number}", "name": f"{gpu.name}{_SLICE_OF}{name}", "uuid": uuid}
-            yield replace(gpu, **own, memory_mb=0, used_mb=0, whole=gpu.uuid)
+            sliced = replace(gpu, memory_mb=0, used_mb=0, whole=gpu.uuid)
+            yield replace(sliced, index=f"{gpu.index}:{number}", name=f"{gpu.name}{_SLICE_OF}{name}", uuid=uuid)
 
 
 def _check_no_driver() -> None:

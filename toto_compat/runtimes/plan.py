@@ -8,6 +8,7 @@ from typing import Any
 
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.request import CellRequest, Device, Environment
+from toto_compat.contract.suites import Suite
 from toto_compat.evidence.files import cache_folder
 from toto_compat.evidence.store import CellStore, StoredCell, cell_key, timing_name
 from toto_compat.matrix.asked import Asked
@@ -29,6 +30,9 @@ _GUESSED_SECONDS_PER_ITERATION = {"tiny": 10.0, "base": 120.0}
 _GUESSED_CUDA_SECONDS = {False: 200.0, True: 320.0}  # of a step of its own, of a whole model
 _GUESSED_AUTOTUNE_SECONDS = {False: 180.0, True: 1500.0}
 _GUESSED_CUDA_SECONDS_PER_ITERATION = {"tiny": 3.0, "base": 15.0}
+# Compiling for CUDA alone took 25 to 90 s for each described card on two cores, interpreting the code 5 to 10 minutes.
+_GUESSED_LOWERING_SECONDS = {False: 60.0, True: 120.0}  # of a step of its own, of a whole model
+_GUESSED_INTERPRETING_SECONDS = 450.0
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,10 @@ def _typical(request: CellRequest, similar: Mapping[str, float]) -> float:
 
 def _guess(request: CellRequest) -> float:
     rounds = request.profile.iterations * request.profile.repeats
+    if request.lower_only:
+        interpreted = Suite.CUDA_EQUIVALENCE in request.profile.suites
+        lowering = _GUESSED_LOWERING_SECONDS[is_whole_model(request.cell)] * len(request.profile.architectures)
+        return lowering + (_GUESSED_INTERPRETING_SECONDS if interpreted else 0.0)
     if request.device is Device.CPU:
         return _GUESSED_CELL_SECONDS + _GUESSED_SECONDS_PER_ITERATION[request.workload.model] * rounds
     whole = is_whole_model(request.cell)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A real Slurm of two emulated nodes with four declared GPUs each, without accounting: cluster.sh up|down|status [FOLDER]
+# A real Slurm of two emulated nodes with four declared GPUs each, without accounting:
+# cluster.sh up|down|status|place|wait [FOLDER]
 #
 # Nothing is installed: Debian's packages are unpacked into the folder, and everything runs as the user who calls this,
 # on free ports of the loopback. FOLDER/env.sh is what a shell needs to talk to it.
@@ -72,6 +73,8 @@ MailProg=/bin/true
 SlurmdTimeout=6
 MessageTimeout=5
 KillWait=2
+# a machine that has much else to do takes its time to end a job; that takes no node away
+UnkillableStepTimeout=600
 MinJobAge=300
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
 NodeName=n1 NodeHostname=$(hostname -s) NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=16 RealMemory=64000 Gres=gpu:a100:4 Weight=2
@@ -146,8 +149,19 @@ down)
     rm -rf "$base"/{munge,state,spool,log,env.sh,slurm.conf,gres.conf}
     ;;
 status) is_up && echo "$base" ;;
+place) # of a cluster that was brought up, whether it answers or not
+    [ -e "$base/env.sh" ] && echo "$base"
+    ;;
+wait) # for one that a test has taken something away from, such as a node
+    for _ in $(seq 600); do
+        is_up && exit 0
+        sleep 0.1
+    done
+    echo "the cluster in $base was brought up and does not answer: $0 down, then $0 up" >&2
+    exit 1
+    ;;
 *)
-    echo "usage: $0 up|down|status [FOLDER] | start|stop FOLDER DAEMON" >&2
+    echo "usage: $0 up|down|status|place|wait [FOLDER] | start|stop FOLDER DAEMON" >&2
     exit 2
     ;;
 esac

@@ -1,14 +1,17 @@
 """The emulated Slurm that tests talk to, and runs on it."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tests.runtimes.slurm.stub_node import BEHAVIOUR
 from toto_compat.evidence.store import StoredCell, load_run
@@ -16,6 +19,7 @@ from toto_compat.runtimes.slurm.exchange import Submitted, exchange_of
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("cluster.sh")
+_LONGEST_SECONDS = 600.0  # of a command, on a machine that has much else to do
 HOW_TO_GET_IT = "no emulated Slurm is up here: `bash .ci/parts/40-slurm.sh up` starts one, from Debian's packages"
 
 MATRIX_TEXT = """
@@ -44,6 +48,16 @@ class Emulated:
 
     folder: Path
     variables: dict[str, str]
+    in_use: TextIO  # locked, shared, by every process whose tests have jobs on it
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other process has jobs on it, and keep others out: they would not find its controller."""
+        fcntl.flock(self.in_use, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self.in_use, fcntl.LOCK_SH)
 
     def command(self, *words: str) -> str:
         done = subprocess.run(words, env=self.variables, capture_output=True, text=True, check=True)
@@ -87,16 +101,23 @@ class Emulated:
                 continue
 
 
-def find_emulated() -> Emulated | None:
-    """Find the cluster that is up, if one is."""
-    up = subprocess.run(["bash", SCRIPT, "status"], capture_output=True, text=True, check=False)
-    if up.returncode != 0:
-        return None
-    folder = Path(up.stdout.strip())
-    words = ["bash", "-c", '. "$1"/env.sh && exec env -0', "bash", str(folder)]
-    printed = subprocess.run(words, capture_output=True, check=True).stdout
-    variables = dict(line.decode().split("=", 1) for line in printed.split(b"\0") if line)
-    return Emulated(folder, variables)
+@contextmanager
+def emulated() -> Iterator[Emulated | None]:
+    """Give the cluster for as long as nobody has its controller away; None if none was brought up.
+
+    One that was and does not answer is an error: tests that skip for it would be missed by nobody."""
+    place = subprocess.run(["bash", SCRIPT, "place"], capture_output=True, text=True, check=False)
+    if place.returncode != 0:
+        yield None
+        return
+    folder = Path(place.stdout.strip())
+    with (folder / "in-use").open("a", encoding="utf-8") as in_use:
+        fcntl.flock(in_use, fcntl.LOCK_SH)
+        subprocess.run(["bash", SCRIPT, "wait"], check=True, stdin=subprocess.DEVNULL)
+        words = ["bash", "-c", '. "$1"/env.sh && exec env -0', "bash", str(folder)]
+        printed = subprocess.run(words, capture_output=True, check=True).stdout
+        variables = dict(line.decode().split("=", 1) for line in printed.split(b"\0") if line)
+        yield Emulated(folder, variables, in_use)
 
 
 class Project:
@@ -151,11 +172,14 @@ class Project:
 
 
 class Started:
-    """A command that runs, and what it printed so far."""
+    """A command that runs, and what it printed so far. One that never says what is waited for is killed, and told."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.printed = ""
+        self._watchdog = threading.Timer(_LONGEST_SECONDS, process.kill)
+        self._watchdog.daemon = True
+        self._watchdog.start()
 
     def until(self, text: str) -> str:
         """Read on to the line that holds the text."""
@@ -167,6 +191,7 @@ class Started:
         raise AssertionError(f"ended without saying {text!r}:\n{self.printed}")
 
     def end(self) -> int:
-        rest, _ = self.process.communicate(timeout=900)
+        rest, _ = self.process.communicate()
+        self._watchdog.cancel()
         self.printed += rest
         return self.process.returncode

@@ -10,7 +10,7 @@ import yaml
 
 from tests.environments.engine_client import client
 from tests.runtimes import stub_cell
-from tests.runtimes.slurm.emulated import HOW_TO_GET_IT, ROOT, Project, find_emulated
+from tests.runtimes.slurm.emulated import ROOT, Emulated, Project
 from tests.runtimes.slurm.stub_node import CONTAINERS
 from toto_compat.environments.leftovers import RUNNER_LABEL, runner_lives
 from toto_compat.errors import ExitCode
@@ -23,11 +23,8 @@ CELL = "torch-2.13.0-cpu/upstream/default"
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, cluster: Emulated) -> Project:
     """The project's own matrix: its lock is what a plan of containers on nodes looks at."""
-    cluster = find_emulated()
-    if cluster is None:
-        pytest.skip(HOW_TO_GET_IT)
     project = Project(tmp_path, cluster)
     matrix = yaml.safe_load((ROOT / "matrix.yaml").read_text(encoding="utf-8"))
     matrix["profiles"]["small"] = {"iterations": 1, "workloads": ["quick"], "suites": ["recompile"]}

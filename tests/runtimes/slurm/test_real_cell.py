@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.runtimes.slurm.emulated import HOW_TO_GET_IT, ROOT, find_emulated
+from tests.runtimes.slurm.emulated import ROOT, Emulated
 from toto_compat.contract.result import Outcome
 from toto_compat.contract.suites import Suite
 from toto_compat.errors import ExitCode
@@ -19,10 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 CELL = "torch-2.13.0-cpu/upstream/default+traced"
 
 
-def test_a_real_cell_is_measured_on_a_node(tmp_path: Path) -> None:
-    cluster = find_emulated()
-    if cluster is None:
-        pytest.skip(HOW_TO_GET_IT)
+def test_a_real_cell_is_measured_on_a_node(tmp_path: Path, cluster: Emulated) -> None:
     matrix = yaml.safe_load((ROOT / "matrix.yaml").read_text(encoding="utf-8"))
     matrix["settings"]["traced"] = {"backend": "eager"}  # no code is generated: what is compiled anew shows in tracing
     matrix["caches"]["upstream"]["settings"] = ["traced"]

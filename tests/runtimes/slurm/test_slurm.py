@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtimes.slurm.emulated import HOW_TO_GET_IT, Emulated, Project, Started, find_emulated
+from tests.runtimes.slurm.emulated import Emulated, Project, Started, emulated
 from tests.runtimes.slurm.stub_node import BUILDS, GATE, GPUS, VARIABLES
 from toto_compat.errors import ExitCode
 from toto_compat.evidence.store import load_run
@@ -17,14 +17,6 @@ pytestmark = pytest.mark.slurm
 
 UPSTREAM = "torch-2.13.0-cpu/upstream/default"
 SMALL = ("torch-2.13.0-cpu/upstream/*", "torch-2.13.0-cpu/fixed_size/*")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Emulated:
-    found = find_emulated()
-    if found is None:
-        pytest.skip(HOW_TO_GET_IT)
-    return found
 
 
 @pytest.fixture
@@ -186,13 +178,30 @@ def test_a_controller_that_restarts_changes_nothing(project: Project) -> None:
     os.mkfifo(project.cache / GATE)
     started = project.matrix({"upstream": "wait"}, *SMALL)
     started.until(f"{UPSTREAM}: started")
-    project.cluster.daemon("stop", "slurmctld")
-    started.until("Slurm does not answer")
-    project.cluster.daemon("start", "slurmctld")
-    started.until("Slurm answers")
+    with project.cluster.alone():
+        project.cluster.daemon("stop", "slurmctld")
+        started.until("Slurm does not answer")
+        project.cluster.daemon("start", "slurmctld")
+        started.until("Slurm answers")
     (project.cache / GATE).write_text("go")
     assert started.end() == ExitCode.OK, started.printed
     assert [cell.failure for cell in project.cells().values()] == [None, None]
+
+
+def test_a_test_that_begins_while_the_controller_is_away_waits_for_it(
+    cluster: Emulated, beside: ThreadPoolExecutor
+) -> None:
+    """It is skipped where no cluster was brought up, and nobody would miss it if it were while another is at work."""
+
+    def begin() -> bool:
+        with emulated() as found:
+            return found is not None
+
+    with cluster.alone():
+        cluster.daemon("stop", "slurmctld")
+        begun = beside.submit(begin)
+        cluster.daemon("start", "slurmctld")
+    assert begun.result()
 
 
 def test_ctrl_c_cancels_the_jobs_and_says_how_to_go_on(project: Project) -> None:
@@ -227,7 +236,7 @@ def test_a_run_that_was_left_to_slurm_can_be_asked_after_and_waited_for(project:
     assert asked.end() == ExitCode.OK
     assert f"{UPSTREAM}: job " in asked.printed
     waiting = project.start("measure", "status", "one", "--wait")
-    if "fixed_size" in asked.printed:
+    if "fixed_size/default: job " in asked.printed:  # else it has been taken in already
         waiting.until("fixed_size/default: finished")
     (project.cache / GATE).write_text("go")
     assert waiting.end() == ExitCode.OK, waiting.printed
