@@ -10,9 +10,10 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from toto_compat.logs.torch_drift import drift_markdown  # noqa: E402 - found from here on
-from toto_compat.reference.site import reference_page, report_pages  # noqa: E402 - found from here on
+from toto_compat.reference.site import differences_page, reference_page, report_pages  # noqa: E402 - found from here on
 
+# its tables are wide, and take the place of the contents
+WITHOUT_CONTENTS = "---\nhide:\n  - toc\n---\n\n"
 _CODE = re.compile(r"(`+)(.+?)\1")
 
 
@@ -28,7 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that no file of docs/ holds."""
     folder = ROOT / "results" / "reference"
     files.append(File.generated(config, "reference.md", content=reference_page(folder)))
-    files.append(File.generated(config, "differences.md", content=drift_markdown()))
+    files.append(File.generated(config, "differences.md", content=WITHOUT_CONTENTS + differences_page(folder)))
     for name, page in report_pages(folder):
         files.append(File.generated(config, f"reference/{name}.html", content=page))
     return files

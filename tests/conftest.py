@@ -3,6 +3,7 @@
 A module with `pytestmark = pytest.mark.cell` imports torch at its top and is not imported where torch is missing.
 """
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -27,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     # a shell starts what it puts in the background with SIGINT ignored, and whatever a test starts would inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    with contextlib.suppress(ImportError):  # a torch environment need not have it
+        import hypothesis
+
+        # no example fails for what else runs on the machine; in CI all else of hypothesis's own profile holds
+        hypothesis.settings.register_profile("untimed", hypothesis.settings.default, deadline=None)
+        hypothesis.settings.load_profile("untimed")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -81,8 +88,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # the modules that take minutes first: the quick ones fill the gaps beside them
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=when_to_begin)  # in that order as they come
     side = config.getoption("--side")
     if side is not None:
         # by the marker, not by keywords: those hold the names of folders too, and tests/cell has tests of both sides
@@ -93,6 +99,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("cell"):
                 item.add_marker(pytest.mark.skip(reason=WHOLE_MODULE))
+
+
+def when_to_begin(item: pytest.Item) -> int:
+    """Take modules of minutes first: the quick ones fill the gaps beside them. Of those the containers', since they are
+    the longest chain, and build an image while the others still wait for their environment. Slurm's mostly wait."""
+    slow, docker, slurm = (item.get_closest_marker(mark) is not None for mark in ("slow", "docker", "slurm"))
+    return 0 if slow and docker else 1 if slow or slurm else 2
 
 
 def is_test_module(path: Path) -> bool:

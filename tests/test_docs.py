@@ -43,7 +43,7 @@ def test_the_site_builds_and_has_every_page(tmp_path: Path) -> None:
 def test_a_link_or_anchor_that_leads_nowhere_stops_the_build(tmp_path: Path, link: str) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copytree(ROOT / "toto_compat", tmp_path / "toto_compat", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "results" / "reference").mkdir(parents=True)
+    shutil.copytree(ROOT / "results" / "reference", tmp_path / "results" / "reference")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     with (tmp_path / "docs" / "fleet.md").open("a", encoding="utf-8") as page:
         page.write(f"\n{link}\n")

@@ -20,8 +20,9 @@ REFERENCE = ROOT / "results" / "reference"
 # Every cell that was run, by its run. The matrix beside them names more: what is not here is not known.
 COMMITTED: dict[str, tuple[str, ...]] = {
     "cuda-lowered": tuple(
-        f"{environment}/fixed_size/reduce-overhead@{workload}"
+        f"{environment}/fixed_size/{mode}@{workload}"
         for environment in ("torch-2.15.0-cu132", "torch-2.13.0-cu130", "torch-2.9.0-cu128")
+        for mode in ("reduce-overhead", "max-autotune")
         for workload in ("base", "base-float16", "tiny", "tiny-float16")
     ),
     "cuda-interpreted": tuple(
@@ -57,6 +58,8 @@ def names(cells: Sequence[StoredCell]) -> list[str]:
 
 
 LOWERED, INTERPRETED, REFUSED = map(cells_of, COMMITTED)
+THINNED = [cell for cell in LOWERED if "thinned" in cell.evidence[Suite.CUDA_LOWERING].details]
+WHOLE = [cell for cell in LOWERED if cell not in THINNED]
 
 
 def test_the_committed_runs_hold_what_is_said_of_them_and_no_more() -> None:
@@ -81,7 +84,7 @@ def test_cuda_graphs_would_take_every_graph_of_fixed_size_whole_on_every_archite
         assert graph["kernels"]
 
 
-@pytest.mark.parametrize("cell", LOWERED, ids=names(LOWERED))
+@pytest.mark.parametrize("cell", WHOLE, ids=names(WHOLE))
 def test_that_is_the_passes_the_draws_and_decode_steps_of_1_and_128_rows(cell: StoredCell) -> None:
     made_for = {graph["made_for"] for graph in lowered_in(cell).details["graphs"]}
     assert {1, 128} == {int(found[1]) for name in made_for if (found := re.match(r"decode step for batch (\d+)", name))}
@@ -89,6 +92,21 @@ def test_that_is_the_passes_the_draws_and_decode_steps_of_1_and_128_rows(cell: S
     assert any(name.startswith("patch draws") for name in made_for)
     half = cell.request.workload.autocast == "float16"
     assert half == any("autocast float16" in name for name in made_for)
+
+
+@pytest.mark.parametrize("cell", THINNED, ids=names(THINNED))
+def test_max_autotune_has_as_many_graphs_as_reduce_overhead_and_all_are_taken_on_every_architecture(
+    cell: StoredCell,
+) -> None:
+    """Its list of graphs is cut; the rows by architecture count all of them."""
+    rows = {row["architecture"]: row for row in lowered_in(cell).details["architectures"]}
+    twin = next(one for one in WHOLE if str(one.cell) == str(cell.cell).replace("max-autotune", "reduce-overhead"))
+    expected = {row["architecture"]: row["graphs"] for row in lowered_in(twin).details["architectures"]}
+    assert set(rows) == set(ARCHITECTURES)
+    for name, row in rows.items():
+        assert row["lowered"] == row["captured_whole"] == row["graphs"] == expected[name]
+        assert row["captured_partitions"] == row["partitions"] == row["graphs"]
+        assert not row["errors"]
 
 
 def check_interpreted(cell: StoredCell) -> None:

@@ -29,6 +29,7 @@ from toto_compat.errors import (
 )
 from toto_compat.evidence import files, store
 from toto_compat.evidence.store import find_run, load_run
+from toto_compat.matrix.asked import Asked
 from toto_compat.runtimes import device
 from toto_compat.runtimes.seam import OnLine, PreparedEnvironment
 from toto_compat.runtimes.source import PACKAGE, CellSource
@@ -283,6 +284,18 @@ def test_a_run_name_that_is_no_folder_name_is_refused(name: str) -> None:
 def test_stdout_is_the_json_alone() -> None:
     shown = json.loads(matrix(StubRuntime(), "--json").stdout)
     assert [row["cache"] for row in shown["rows"]] == ["upstream", "fixed_size"]
+
+
+def test_a_run_that_is_part_of_something_leaves_its_table_on_disk_and_prints_none(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workflow, "open_runtime", lambda *_, **__: StubRuntime("exit"))
+    asked = Asked(run="part", as_part=True)
+    assert workflow.run_matrix(asked) is ExitCode.CELL_NOT_RUN
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "could not be run" in printed.err
+    assert (project / "results" / "part" / "compatibility.html").is_file()
 
 
 def test_no_scratch_is_left_behind(project: Path) -> None:

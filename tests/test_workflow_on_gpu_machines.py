@@ -142,6 +142,8 @@ def test_a_machine_that_has_nvidia_smi_and_runs_on_the_cpu_reads_why(
     smi.install(tmp_path, monkeypatch, smi.ONE)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert "no GPU is used: CUDA_VISIBLE_DEVICES='-1' hides every GPU" in plan()
+    smi.install(tmp_path, monkeypatch, [{**smi.SPLIT[0], "slices": []}])
+    assert "no GPU is used: GPU 0 (NVIDIA A100-SXM4-40GB) is split by MIG and has no slice; `nvidia-smi mig" in plan()
 
 
 @pytest.mark.parametrize("visible", [None, "9"])

@@ -18,7 +18,7 @@ from toto_compat.matrix.given_path import GivenPath
 from toto_compat.matrix.load import matrix_option
 from toto_compat.matrix.schema import Matrix
 from toto_compat.matrix.selection import Selection, select_cells
-from toto_compat.report.publish import closing_lines, exit_code, publish
+from toto_compat.report.publish import closing_lines, exit_code, publish, write_compatibility
 from toto_compat.runtimes.device import choose_device
 from toto_compat.runtimes.executors import EXECUTORS
 from toto_compat.runtimes.gpu import why_not_runnable
@@ -64,7 +64,10 @@ def run_matrix(asked: Asked) -> ExitCode:
             say(f"left to Slurm: `toto-compat status {folder.name}` says how far it is, --wait waits for the end")
             return ExitCode.OK
         judged = judge_run(load_run(folder))
-        publish(judged, to_json=asked.as_json)
+        if asked.as_part:
+            write_compatibility(judged)
+        else:
+            publish(judged, to_json=asked.as_json)
         for line in closing_lines(judged, selection.required):
             say(line)
         if device is Device.CPU and not asked.selectors and not asked.lower_only:

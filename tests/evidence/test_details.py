@@ -56,6 +56,14 @@ def test_a_cell_that_leaves_a_damaged_table_costs_itself_alone(
     assert f"its result file is not valid: evidence.{suite.value}.details" in collected.failure.message
 
 
+@pytest.mark.parametrize("partitions", [[None, None], [1, 3], [[True, False]], []])
+def test_graphs_that_torch_splits_or_does_not_split_are_no_damage(tmp_path: Path, partitions: list[Any]) -> None:
+    """Before torch 2.9 Inductor splits no graph, and the suite says None of each."""
+    result = with_details(Suite.CUDAGRAPH, {"partitions": partitions})
+    (tmp_path / RESULT_FILE).write_text(result.model_dump_json(by_alias=True), encoding="utf-8")
+    assert collect_result(result.request, tmp_path, ProcessEnd(code=0), Provenance()).failure is None
+
+
 def test_a_result_with_a_damaged_table_is_kept_as_a_cell_that_could_not_be_run(tmp_path: Path) -> None:
     """As one that came from a node does: nobody has looked into it on the way."""
     folder = store_run(tmp_path, "run", [good_result()])

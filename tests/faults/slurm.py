@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.faults.kills import how
 from tests.faults.outcome import ENDED_BEFORE, Campaign, Outcome, named
 from tests.faults.trial import Damage, Ended, promises
-from tests.runtimes.slurm.emulated import HOW_TO_GET_IT, Emulated, Project, Started, find_emulated
+from tests.runtimes.slurm.emulated import HOW_TO_GET_IT, Emulated, Project, Started, emulated
 from tests.runtimes.slurm.stub_node import GPUS
 from toto_compat.evidence.store import load_run
 
@@ -19,10 +19,14 @@ CELLS = tuple(f"torch-2.13.0-cpu/{cache}/*" for cache in CACHES)
 
 def runner_killed_as_it_submits(campaign: Campaign) -> Iterator[Outcome]:
     """Halt the runner between Slurm's answer and its own note of it, and kill it there."""
-    cluster = find_emulated()
-    if cluster is None:
-        yield Outcome("", "", not_run=HOW_TO_GET_IT)
-        return
+    with emulated() as cluster:
+        if cluster is None:
+            yield Outcome("", "", not_run=HOW_TO_GET_IT)
+        else:
+            yield from _killed_as_it_submits(campaign, cluster)
+
+
+def _killed_as_it_submits(campaign: Campaign, cluster: Emulated) -> Iterator[Outcome]:
     calls = _calls(campaign, cluster)
     for turn, number in enumerate(_drawn(campaign, calls)):
         project = _project(campaign, cluster, f"killed{turn}")

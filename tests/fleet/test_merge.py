@@ -19,7 +19,9 @@ from toto_compat.contract.result import Failure
 from toto_compat.errors import InputError, SelectionError, StorageError, TotoCompatError
 from toto_compat.evidence.merging import Merged
 from toto_compat.evidence.store import cell_path, load_run, read_cell
+from toto_compat.fleet import run_sources
 from toto_compat.fleet.merge import merge_into
+from toto_compat.fleet.run_sources import runs_of
 from toto_compat.matrix.gates import Gate
 
 EARLIER, LATER = "2026-11-16T10:00:00Z", "2026-11-16T12:00:00Z"
@@ -214,6 +216,27 @@ def test_an_archive_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
         packed.writestr("../outside/run.json", "{}")
     assert "outside of its folder" in error_of(InputError, tmp_path, str(artifact))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["artifact.zip"]
+
+
+def test_an_archive_of_more_files_than_runs_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_sources, "_MOST_FILES", 10)
+    artifact = tmp_path / "artifact.zip"
+    with zipfile.ZipFile(artifact, "w") as packed:
+        for number in range(11):
+            packed.writestr(zipfile.ZipInfo(f"{number}.json"), b"")
+    assert "unpacks to 11 files" in error_of(InputError, tmp_path, str(artifact))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["artifact.zip"]
+
+
+def test_what_lies_deeper_in_an_archive_than_any_run_is_not_unpacked(tmp_path: Path) -> None:
+    """One open file for every folder in the other: more of them than a process may have could not be removed again."""
+    artifact, scratch = tmp_path / "artifact.zip", tmp_path / "scratch"
+    scratch.mkdir()
+    with zipfile.ZipFile(artifact, "w") as packed:
+        packed.writestr("a/" * 900 + "run.json", "{}")
+    with pytest.raises(SelectionError, match="no run in it"):
+        runs_of(str(artifact), tmp_path, scratch)
+    assert list(scratch.glob("*/*")) == []
 
 
 def test_a_file_that_is_no_archive_and_an_empty_folder_are_told_apart(tmp_path: Path) -> None:

@@ -118,3 +118,8 @@ def test_the_provenance_names_the_commit_or_what_is_in_the_folder(weights: Path,
     assert checkpoint_name(str(weights), weights).startswith("weights (sha256 of model.safetensors: ")
     snapshot = tmp_path / "snapshots" / "0123abc"
     assert checkpoint_name("Datadog/Toto@main", snapshot) == "Datadog/Toto@0123abc"
+
+
+def test_a_name_that_is_too_long_for_a_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nnn: cannot be read: File name too long"):
+        resolve_checkpoint("n" * 300, relative_to=tmp_path)

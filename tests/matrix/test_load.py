@@ -422,3 +422,27 @@ def test_production_asks_for_forecasts_of_one_patch_and_for_thousands_of_samples
         "float16 autocast",
         "bfloat16 autocast",
     }
+
+
+def test_a_name_that_is_too_long_for_a_file_is_a_mistake_with_its_key(write: Write) -> None:
+    name = "n" * 300
+    text = changed("  upstream: {source: builtin}", f"  mine: {{source: '{name}/{name}.py:Mine'}}")
+    assert "found no file" in mistakes_in(write(text))[0]
+    csv = f"model: tiny, csv: {{path: {name}, time_column: time, value_columns: [close]}}"
+    assert "workloads.small.csv.path: found no file" in mistakes_in(write(changed("model: tiny", csv)))[0]
+
+
+def test_a_version_with_more_digits_than_python_reads_is_a_mistake(write: Write) -> None:
+    mistakes = mistakes_in(write(changed('      numpy: "1.26.4"', f'      numpy: "{"9" * 5000}"')))
+    assert any("pins.numpy: found '999" in mistake for mistake in mistakes)
+    mistakes = mistakes_in(write(changed('torch: "2.13.0"', f'torch: "2.13.{"9" * 5000}"')))
+    assert any(".torch: found '2.13.999" in mistake for mistake in mistakes)
+
+
+def test_every_shipped_environment_stands_on_a_plain_python_and_a_cuda_build_says_which_gpus_it_has_kernels_for() -> (
+    None
+):
+    """NVIDIA's own images refuse drivers that the wheels run on, and the wheels bring CUDA."""
+    for name, environment in load_matrix(SHIPPED).environments.items():
+        assert environment.base_image == f"python:{environment.python}-slim", name
+        assert bool(environment.gpu_architectures) is (environment.device is Device.CUDA), name

@@ -80,7 +80,10 @@ def test_gates_of_a_matrix_file_take_the_profiles_own_on_top(tmp_path: Path) -> 
         ("speedup: {least: 2}", "speedup.least"),
         ("speedup: {}", "a gate needs min or max"),
         ("- speedup", "accepted a mapping"),
-        ("a: [", "not YAML"),
+        ("a: [", "accepted well-formed YAML"),
+        ("speedup: {min: 2}\nspeedup: {min: 1}", "speedup"),
+        ("speedup: !!python/name:os.system", "the tag"),
+        ("speedup: " + "[" * 10_000, "nested too deeply"),
         ("gates: 3", "gates"),
     ],
 )

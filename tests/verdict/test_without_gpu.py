@@ -102,6 +102,18 @@ def test_a_graph_that_is_not_taken_is_told_with_its_reason_and_line() -> None:
     assert "mutated inputs (2 instances) (toto/model/util.py:119)" in known.text
 
 
+def test_what_the_host_does_between_the_graphs_is_told_with_its_line() -> None:
+    """Each of them may be taken whole, and the forecast wait for the GPU in every step."""
+    breaks = {"a loop (my_cache.py:3 in reset)": 1, "Tensor.item() (my_cache.py:12 in forward)": 9}
+    details = {**lowered_evidence().details, "graph_breaks": breaks}
+    known = known_without_gpu(lowered_cell(lowered_evidence(details=details)))
+    assert known is not None
+    assert (
+        "3 of 3 graphs whole (predicted), with 10 graph breaks between them, most of them Tensor.item()" in known.text
+    )
+    assert known.text.count("my_cache.py:12 in forward") == 1
+
+
 def test_what_torch_could_not_compile_is_told_apart_from_what_cuda_graphs_refuse() -> None:
     rows = [
         {

@@ -46,10 +46,12 @@ class _Graph(_Told):
 class _Lowering(_Told):
     architectures: list[_Architecture] = []
     graphs: list[_Graph] = []
+    graph_breaks: dict[str, int] = {}
 
 
 class _CudaGraphs(_Told):
-    partitions: list[int] | list[list[bool]] = []  # how many in each graph; on a GPU each, captured or not
+    # how many in each graph, None before torch 2.9, which splits none; on a GPU each, captured or not
+    partitions: list[int | None] | list[list[bool]] = []
     steps: list[Any] = []
     sampled_steps: list[Any] = []
 

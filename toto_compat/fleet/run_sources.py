@@ -11,7 +11,9 @@ from toto_compat.evidence.store import Run, RunInfo, cell_path, find_run, load_r
 
 _LARGEST_FILE = 64 * 1024**2  # a cell's file has about 0.4 MB
 _LARGEST_ARTIFACT = 2 * 1024**3
+_MOST_FILES = 100_000  # a run of 10,000 cells has 20,001
 _DEEPEST = 4  # artifacts/<name>/results/<run>/run.json
+_DEEPEST_FILE = _DEEPEST + len(("cells", "environment", "cache", "mode.json"))  # parts of its name
 _PART_OF_A_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]*")
 
 
@@ -86,12 +88,16 @@ def _unpacked(artifact: Path, scratch: Path) -> Path:
             members = [one for one in packed.infolist() if not one.is_dir()]
             if sum(one.file_size for one in members) > _LARGEST_ARTIFACT:
                 raise InputError(f"{artifact}: unpacks to more than 2 GB", hint=_LEAVE_OUT)
+            if len(members) > _MOST_FILES:
+                raise InputError(f"{artifact}: unpacks to {len(members)} files, no runs have as many", hint=_LEAVE_OUT)
             for member in members:
                 inside = PurePosixPath(member.filename)
                 if inside.is_absolute() or ".." in inside.parts or "\\" in member.filename:
                     raise InputError(f"{artifact}: holds {member.filename!r}, outside of its folder", hint=_LEAVE_OUT)
                 if inside.suffix not in (".json", ".log") or member.file_size > _LARGEST_FILE:
                     continue  # the table and the page are made anew
+                if len(inside.parts) > _DEEPEST_FILE:
+                    continue  # nobody looks there, and a thousand folders in each other are hard to be rid of
                 packed.extract(member, target)  # writes links as the plain files that they are in the archive
     except (*DAMAGED_ZIP, OSError) as error:
         raise InputError(

@@ -24,6 +24,7 @@ class Asked:
     architectures: tuple[str, ...] = ()  # in the place of the profile's
     dry_run: bool = False
     as_json: bool = False
+    as_part: bool = False  # of something that says itself what came out: no table, no word on compile
     matrix_file: Path | None = None
     results: Path = Path("results")
     data: Path | None = None  # a CSV of the user's, or a folder with one per symbol

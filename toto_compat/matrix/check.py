@@ -3,13 +3,15 @@
 import ast
 import re
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from toto_compat.contract.caches import CACHES, SABOTAGE_PREFIX, SABOTAGES
-from toto_compat.matrix.document import Document, KeyPath, Mistake, describe_value, listed, nearest_name
+from toto_compat.contract.request import TORCH_RELEASE
+from toto_compat.matrix.document import Document, KeyPath, Mistake, describe_value, is_file, listed, nearest_name
 from toto_compat.matrix.toto_source import ACCEPTED as TOTO_ACCEPTED
 from toto_compat.matrix.toto_source import absolute, toto_source
 
@@ -40,6 +42,9 @@ def _environment_mistakes(document: Document, folder: Path) -> Iterator[Mistake]
             if not re.fullmatch(re.escape(identity) + r"(-[a-z0-9][a-z0-9_.-]*)?", name):
                 accepted = f"{identity}, or {identity}-<what differs> in lower case: the name is the identity"
                 yield document.mistake(("environments", name), f"the name {name!r}", accepted, identity)
+        if isinstance(torch, str) and re.fullmatch(TORCH_RELEASE, torch) and not _is_version(torch):
+            place_of_torch: KeyPath = ("environments", name, "torch")
+            yield document.mistake(place_of_torch, describe_value(torch), "one exact PyTorch release, such as 2.9.0")
         pins = environment.get("pins")
         for package, version in pins.items() if isinstance(pins, dict) else ():
             place: KeyPath = ("environments", name, "pins", package)
@@ -133,8 +138,10 @@ def _cache_source_mistakes(document: Document, folder: Path) -> Iterator[Mistake
 
 def _class_mistakes(document: Document, place: KeyPath, file: Path, class_name: str) -> Iterator[Mistake]:
     """Look for the class in the parsed file, which is never imported: it needs torch, and the host has none."""
-    if not file.is_file():
-        names = [sibling.name for sibling in file.parent.glob("*.py")] if file.parent.is_dir() else []
+    if not is_file(file):
+        names = []
+        with suppress(OSError):
+            names = [sibling.name for sibling in file.parent.glob("*.py")]
         nearest = nearest_name(file.name, names)
         yield document.mistake(place, f"no file {file}", "a path relative to the matrix file", nearest)
         return
@@ -164,7 +171,7 @@ def _csv_mistakes(document: Document, folder: Path) -> Iterator[Mistake]:
     for name, workload in _section(document, "workloads"):
         csv = workload.get("csv")
         path = csv.get("path") if isinstance(csv, dict) else None
-        if isinstance(path, str) and not (folder / path).is_file():
+        if isinstance(path, str) and not is_file(folder / path):
             place = ("workloads", name, "csv", "path")
             yield document.mistake(place, f"no file {folder / path}", "a CSV file, relative to the matrix file")
 
@@ -202,6 +209,6 @@ def _repeated(document: Document, place: KeyPath, items: Any) -> Iterator[Mistak
 def _is_version(text: str) -> bool:
     try:
         Version(text)
-    except InvalidVersion:
+    except ValueError:  # of a number that is too long for Python, too
         return False
     return True

@@ -107,8 +107,12 @@ def _local_folder(specification: str, relative_to: Path) -> Path | None:
     if not specification:  # of a variable that is not set: it would be the folder that it is relative to
         raise InputError("no checkpoint is named: the word is empty", hint=f"accepted: {_ACCEPTED}")
     folder = (relative_to / specification).expanduser()
-    if not folder.is_dir():
-        return None
+    try:
+        if not folder.is_dir():
+            return None
+    except OSError as error:
+        told = f"checkpoint {specification}: cannot be read: {error.strerror}"
+        raise InputError(told, hint=f"accepted: {_ACCEPTED}") from error
     missing = [name for name in _FILES if not (folder / name).is_file()]
     if _WEIGHTS in missing and (pickled := sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)):
         raise InputError(

@@ -50,6 +50,14 @@ class Document:
         return Mistake(line, column, _dotted(path), found, accepted, nearest)
 
 
+def is_file(path: Path) -> bool:
+    """Tell whether a name that a document gives is that of a file; one that is too long for any is not."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def read_document(path: Path) -> Document:
     try:
         text = path.read_text(encoding="utf-8")

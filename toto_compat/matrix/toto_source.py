@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from toto_compat.errors import EnvironmentBuildError
 
@@ -84,17 +84,20 @@ def toto_source(text: str) -> TotoSource | None:
             raise ValueError("it names no whole commit: a branch or tag moves, `git ls-remote` says where it is")
         return TotoSource("git", match["url"], match["commit"])
     path = Path(text).expanduser()
-    if path.suffix == ".whl" and path.is_file():
-        return TotoSource("wheel", str(path))
-    if path.is_dir() and any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
-        return TotoSource("checkout", str(path))
+    try:
+        if path.suffix == ".whl" and path.is_file():
+            return TotoSource("wheel", str(path))
+        if path.is_dir() and any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
+            return TotoSource("checkout", str(path))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     raise ValueError(f"there is no wheel and no checkout with a pyproject.toml at {path}")
 
 
 def is_release(text: str) -> bool:
     try:
         Version(text)
-    except InvalidVersion:
+    except ValueError:  # of a number that is too long for Python, too
         return False
     return True
 

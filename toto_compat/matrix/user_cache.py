@@ -2,7 +2,9 @@
 
 import ast
 import hashlib
+import io
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +56,15 @@ def user_cache_files(file: Path) -> dict[str, bytes]:
         for module in modules:
             queue += _files_of_module(folder, module)
     return dict(sorted(contents.items()))
+
+
+def decoded_code(content: bytes) -> tuple[str, str]:
+    """Return the text of a Python file and its encoding, which the file may name itself; what is neither is UTF-8."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        return content.decode(encoding), encoding
+    except (SyntaxError, UnicodeDecodeError, LookupError):
+        return content.decode("utf-8", "replace"), "utf-8"
 
 
 def _imported(content: bytes, path: Path) -> Iterator[str]:

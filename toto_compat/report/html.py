@@ -52,6 +52,7 @@ _TRENDS = (
     ("compile time", Suite.SPEED, "cold_compile_s", "cold compile, seconds"),
 )
 
+_MOST_ENVIRONMENTS = 4  # that a card names one by one
 _MOST_RUNS = 12  # more do not fit beside each other
 
 # The details of thousands of cells are megabytes that a browser would parse before it shows anything. Cells are much
@@ -159,7 +160,7 @@ def _decision_card(decided: DeviceDecision) -> dict[str, Any]:
         "decided_by": decided.decided_by.value if decided.decided_by else "",
         "name": decided.contender.name if decided.contender else "",
         "releases": decided.contender.history.text if decided.contender else "",
-        "environments": ", ".join(decided.environments),
+        "environments": _listed(decided.environments),
         "break_even": (
             f"{forecasts_text(decided.break_even_cold)} from a cold start, "
             f"{forecasts_text(decided.break_even_warm)} from a warm one"
@@ -172,6 +173,13 @@ def _decision_card(decided: DeviceDecision) -> dict[str, Any]:
         "more": max(0, len(decided.next_commands) - 8),
         "contenders": decided.contenders,
     }
+
+
+def _listed(environments: Sequence[str]) -> str:
+    """Name a few; of many, which the grid has in its columns, the first and the last."""
+    if len(environments) <= _MOST_ENVIRONMENTS:
+        return ", ".join(environments)
+    return f"{len(environments)} environments, {environments[0]} to {environments[-1]}"
 
 
 def _effect(decided: DeviceDecision) -> str:

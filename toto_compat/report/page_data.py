@@ -74,7 +74,7 @@ class PastRow:
 
 
 def grid_of(cells: Sequence[JudgedCell]) -> Grid:
-    """Put releases across (old to new, CPU apart from CUDA), caches and modes down, in the order they come."""
+    """Put releases across (new to old, CPU apart from CUDA), caches and modes down, in the order they come."""
     columns: dict[Column, None] = {}
     rows: dict[tuple[str, str, str, str], None] = {}
     placed: dict[tuple[Column, tuple[str, str, str, str]], GridCell] = {}
@@ -84,7 +84,10 @@ def grid_of(cells: Sequence[JudgedCell]) -> Grid:
         key = (name.cache, name.mode, name.settings, name.workload)
         columns[column] = rows[key] = None
         placed[column, key] = GridCell(number, cell, _speedup(cell), _predicted(cell))
-    ordered = sorted(columns, key=lambda column: (column.device, Version(column.torch), column.environment))
+    newest_first = sorted(
+        sorted(columns, key=lambda column: column.environment), key=lambda column: Version(column.torch), reverse=True
+    )
+    ordered = sorted(newest_first, key=lambda column: column.device)
     # all modes of a cache stand together, whatever order the environments brought them in
     cache_order = {cache: None for cache, *_ in rows}
     by_cache = [key for cache in cache_order for key in rows if key[0] == cache]
@@ -302,7 +305,9 @@ def _predicted(cell: JudgedCell) -> str:
     judged = cell.gates.get(Gate.CUDAGRAPHS)
     if not judged or judged.value is None or judged.kind is Kind.MEASURED:
         return ""
-    return "no graph skips" if judged.value == 0 else f"{judged.value:g} graphs skipped or split"
+    if judged.value == 0:
+        return "no graph skips"
+    return f"{judged.value:g} graph{'' if judged.value == 1 else 's'} skipped or split"
 
 
 def _gate(judged: JudgedGate) -> dict[str, Any]:

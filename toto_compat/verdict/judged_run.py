@@ -8,7 +8,6 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import yaml
 from packaging.version import Version
 from pydantic import TypeAdapter, ValidationError
 
@@ -16,6 +15,7 @@ from toto_compat.contract.gate_limit import GateLimit
 from toto_compat.contract.request import Device
 from toto_compat.errors import MatrixFileError, SelectionError
 from toto_compat.evidence.store import Run, RunInfo
+from toto_compat.matrix.document import matrix_file_error, read_document
 from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.decision import Decision, DecisionRules, UnfinishedCell, decide, torch_release
 from toto_compat.verdict.judge import JudgedCell, judge
@@ -95,12 +95,10 @@ def read_gates(path: Path, info: RunInfo) -> dict[Gate, GateLimit]:
 
     Of a matrix file the limits of the run's profile come last. A gate that the file does not name stays as it was.
     """
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MatrixFileError(f"{path}: cannot be read: {error.strerror}", hint="--gates takes a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise MatrixFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    read = read_document(path)
+    if read.mistakes:
+        raise matrix_file_error(path, read.mistakes)
+    document = read.data
     if not isinstance(document, dict):
         raise MatrixFileError(f"{path}: found {type(document).__name__}, accepted a mapping of gate names to limits")
     general = _checked(path, "gates", document.get("gates", document))

@@ -55,7 +55,11 @@ class ReleaseHistory:
             gaps.append(f"not decided: {', '.join(self.undecided)}")
         if self.untried:
             gaps.append(f"not tried: {self._untried_text}")
-        return self._verdicts + (f" ({'; '.join(gaps)})" if gaps else "")
+        if not gaps:
+            return self._verdicts
+        before, counted, after = self._verdicts.rpartition(" releases)")  # no brackets beside brackets
+        head = f"{before} releases; " if counted and not after else f"{self._verdicts} ("
+        return f"{head}{'; '.join(gaps)})"
 
     @property
     def _verdicts(self) -> str:

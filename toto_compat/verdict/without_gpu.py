@@ -78,6 +78,10 @@ def _compiled_text(lowered: SuiteEvidence) -> str:
     if whole < done and first is not None:
         where = f" ({first.file}:{first.line})" if first.file and first.line is not None else ""
         text += f", the rest not: {first.reason}{where}"
+    breaks: dict[str, int] = lowered.details.get("graph_breaks", {})
+    if breaks:
+        most = max(breaks, key=breaks.__getitem__)
+        text += f", with {sum(breaks.values())} graph breaks between them, most of them {most}"
     if done < graphs:
         errors: Counter[str] = Counter()
         for row in rows:
