@@ -5,10 +5,8 @@ from pathlib import Path
 
 from tests.cell.suites.test_memory import memory_run
 from toto_compat.cell.group import GroupResult
-from toto_compat.cell.run import (
-    GroupRun,
-    run_cell,
-)
+from toto_compat.cell.group_process import GroupRun
+from toto_compat.cell.run import run_cell
 from toto_compat.cell.suites.speed_figures import SpeedRun, SpeedRuns
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.request import (

@@ -12,13 +12,8 @@ import pytest
 from tests.cell.stand_in_groups import MODEL_FAILED, Groups, good_result, request_in, run
 from toto_compat.cell import run as cell
 from toto_compat.cell.group import GroupResult
-from toto_compat.cell.run import (
-    GroupRun,
-    failure_of_process,
-    group_environment,
-    plan_groups,
-    run_cell,
-)
+from toto_compat.cell.group_process import GroupRun, failure_of_process, group_environment
+from toto_compat.cell.run import plan_groups, run_cell
 from toto_compat.cell.suites.speed_figures import SpeedRun, SpeedRuns
 from toto_compat.contract.request import (
     Device,

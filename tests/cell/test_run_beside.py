@@ -10,16 +10,8 @@ import pytest
 from tests.cell.stand_in_groups import Groups, good_result, request_in, run
 from toto_compat.cell import run as cell_run
 from toto_compat.cell.group import GroupResult
-from toto_compat.cell.run import (
-    Collected,
-    GroupRun,
-    InterruptedCellError,
-    StartedGroup,
-    Starter,
-    group_beside,
-    run_cell,
-    running_beside,
-)
+from toto_compat.cell.group_process import Collected, GroupRun, StartedGroup, Starter
+from toto_compat.cell.run import InterruptedCellError, group_beside, run_cell, running_beside
 from toto_compat.contract.request import CellRequest, Device, Limits
 from toto_compat.contract.result import Failure, Figure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Group, Suite

@@ -9,17 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.cell.stand_in_groups import MODEL_FAILED, Groups, good_result, request_in, run
-from toto_compat.cell import run as cell
+from toto_compat.cell import group_process
+from toto_compat.cell.gathering import evidence_of
 from toto_compat.cell.group import GroupResult
-from toto_compat.cell.run import (
-    Collected,
-    GroupRun,
-    InterruptedCellError,
-    Starter,
-    finish_group,
-    seconds_allowed,
-    start_group,
-)
+from toto_compat.cell.group_process import Collected, GroupRun, Starter, finish_group, start_group
+from toto_compat.cell.run import InterruptedCellError, seconds_allowed
 from toto_compat.contract.result import Outcome, SuiteEvidence
 from toto_compat.contract.suites import Group, Suite
 
@@ -82,7 +76,7 @@ class HalfWay:
 
 
 def collected_half_way(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Collected:
-    monkeypatch.setattr(cell, "kill_group", lambda _process: -signal.SIGKILL)
+    monkeypatch.setattr(group_process, "kill_group", lambda _process: -signal.SIGKILL)
     collected = Collected()
     request, equivalence = request_in(folder), GroupRun(Group.COMPARE)
     try:
@@ -100,15 +94,15 @@ def test_a_timeout_costs_only_the_suites_that_were_not_finished(
     assert collected.results["compare"].tells_of(Suite.EQUIVALENCE)
     assert collected.failures["compare"].kind == "timeout"
     runs = [GroupRun(Group.COMPARE)]
-    assert cell.evidence_of(Suite.EQUIVALENCE, collected, runs).outcome is Outcome.MEASURED
-    assert cell.evidence_of(Suite.DETERMINISM, collected, runs).outcome is Outcome.ERROR
+    assert evidence_of(Suite.EQUIVALENCE, collected, runs).outcome is Outcome.MEASURED
+    assert evidence_of(Suite.DETERMINISM, collected, runs).outcome is Outcome.ERROR
 
 
 def test_a_stop_costs_only_the_suites_that_were_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collected = collected_half_way(tmp_path, InterruptedCellError(), monkeypatch)
     runs = [GroupRun(Group.COMPARE)]
-    assert cell.evidence_of(Suite.EQUIVALENCE, collected, runs).outcome is Outcome.MEASURED
-    assert cell.evidence_of(Suite.DETERMINISM, collected, runs).outcome is Outcome.NOT_RUN
+    assert evidence_of(Suite.EQUIVALENCE, collected, runs).outcome is Outcome.MEASURED
+    assert evidence_of(Suite.DETERMINISM, collected, runs).outcome is Outcome.NOT_RUN
 
 
 def test_a_group_that_hangs_is_a_timeout(tmp_path: Path) -> None:
@@ -138,7 +132,7 @@ def test_running_out_of_memory_is_told_apart_from_a_crash(tmp_path: Path) -> Non
 
 def test_a_kernel_kill_for_memory_is_told_apart_from_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kills = iter(range(1000))
-    monkeypatch.setattr(cell, "out_of_memory_kills", lambda: next(kills))
+    monkeypatch.setattr(group_process, "out_of_memory_kills", lambda: next(kills))
     result = run(tmp_path, Groups({Group.SPEED: "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"}))
     failure = result.evidence[Suite.SPEED].failure
     assert failure is not None
@@ -150,7 +144,7 @@ def test_a_forecast_that_raised_beside_a_kernel_kill_for_memory_is_not_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kills = iter([0, 1, *[1] * 100])  # the first group's alone
-    monkeypatch.setattr(cell, "out_of_memory_kills", lambda: next(kills))
+    monkeypatch.setattr(group_process, "out_of_memory_kills", lambda: next(kills))
     groups = Groups(results={Group.OBSERVE: GroupResult(evidence={Suite.RECOMPILE: MODEL_FAILED})})
     result = run(tmp_path, groups)
     evidence = result.evidence[Suite.RECOMPILE]

@@ -6,9 +6,7 @@ import pytest
 
 from tests.cell.stand_in_groups import Groups, good_result, request_in, run
 from toto_compat.cell.kept import ANSWERS_PLACE, TRUTHS_PLACE
-from toto_compat.cell.run import (
-    run_cell,
-)
+from toto_compat.cell.run import run_cell
 from toto_compat.contract.references import (
     ANSWERS,
     REFERENCES_FOLDER,
