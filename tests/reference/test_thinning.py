@@ -146,3 +146,16 @@ def test_what_is_committed_of_a_failure_names_no_folder_of_a_machine() -> None:
     failure = thinned(cell.model_copy(update={"evidence": {Suite.RECOMPILE: failed}})).evidence[Suite.RECOMPILE].failure
     assert failure is not None
     assert failure.last_lines == ("torch/include/vec.h:215:13: error: no such thing", '  File "ab.cpp", a / b', page)
+
+
+def test_what_is_committed_of_a_graph_break_names_no_folder_of_a_machine() -> None:
+    whole = stored(production_incident(), "2026-11-16T10:00:00Z")
+    recompile = whole.evidence[Suite.RECOMPILE]
+    reason = "'skip function wrap in file /home/me/venvs/x/lib/python3.12/site-packages/torch/_dynamo/decorators.py'"
+    broke = recompile.events[0].model_copy(update={"reason": reason})
+    thin = thinned(
+        whole.model_copy(update={"evidence": {Suite.RECOMPILE: recompile.model_copy(update={"events": (broke,)})}})
+    )
+    assert thin.evidence[Suite.RECOMPILE].events[0].reason == (
+        "'skip function wrap in file torch/_dynamo/decorators.py'"
+    )

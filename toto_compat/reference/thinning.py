@@ -48,7 +48,12 @@ def check_same_verdict(whole: StoredCell, thin: StoredCell, gates: Mapping[Gate,
 
 
 def _said(cell: JudgedCell) -> Sequence[object]:
-    return [cell.verdict, cell.reason, *((gate, one.status, one.value, one.reason) for gate, one in cell.gates.items())]
+    gates = ((gate, one.status, one.value, _without_folders(one.reason)) for gate, one in cell.gates.items())
+    return [cell.verdict, _without_folders(cell.reason), *gates]
+
+
+def _without_folders(text: str) -> str:
+    return _PATH.sub(lambda path: shorten_path(path[0]), text)
 
 
 def _thinned_suite(evidence: SuiteEvidence) -> SuiteEvidence:
@@ -73,7 +78,7 @@ def _thinned_suite(evidence: SuiteEvidence) -> SuiteEvidence:
         details["thinned"] = told
     failure = evidence.failure
     if failure is not None:
-        kept = [_PATH.sub(lambda path: shorten_path(path[0]), line) for line in failure.last_lines[-_LINES_KEPT:]]
+        kept = [_without_folders(line) for line in failure.last_lines[-_LINES_KEPT:]]
         failure = failure.model_copy(update={"last_lines": tuple(kept)})
     return evidence.model_copy(update={"details": details, "events": events, "failure": failure})
 
@@ -131,6 +136,7 @@ def _folded(events: Sequence[Event]) -> tuple[Event, ...]:
             folded[key] = event.model_copy(
                 update={
                     "stack": event.stack[-_FRAMES_KEPT:],
+                    "reason": _without_folders(event.reason),  # 2.5 and 2.6 name the file of what they do not trace
                     "reasons": (),  # the first is `reason`, the others are failed guards of older graphs
                     "normalised_reason": "" if event.normalised_reason == event.reason else event.normalised_reason,
                     "logged_from": "" if (event.kind, event.logged_from) in places else event.logged_from,
