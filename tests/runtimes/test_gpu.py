@@ -59,6 +59,17 @@ def test_a_full_card_names_who_fills_it_and_the_way_out(tmp_path: Path, monkeypa
     assert "CUDA_VISIBLE_DEVICES" in caught.value.hint
 
 
+def test_a_card_that_is_too_small_is_told_as_that_and_not_as_one_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, [smi.gpu(0, "NVIDIA T400", "7.5", **{"memory.total": "2048"})])
+    with pytest.raises(EnvironmentBuildError, match="has 2044 of 2048 MB free") as caught:
+        check_gpus("e", CUDA_13, Device.CUDA, find_gpus())
+    assert "too small" in caught.value.hint
+    assert "end what uses it" not in caught.value.hint
+    assert "--device cpu" in caught.value.hint
+
+
 def test_a_busy_card_and_one_of_another_kind_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     display, card = smi.TWO_GENERATIONS
     smi.install(tmp_path, monkeypatch, smi.TWO_GENERATIONS, processes=[smi.process(card, pid=5, name="train.py")])

@@ -2,10 +2,12 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.runtimes.nvidia import smi
 from tests.runtimes.stub_runtime import STUB_CELL
 from tests.verdict.sample_cells import cell_request
 from toto_compat.contract.request import CacheRequest, CellProfile, Device, Environment, Limits, Origin
@@ -28,10 +30,11 @@ OLD_DRIVER = Gpu("0", "NVIDIA GeForce RTX 5090", "570.86.16", "sm_120", "GPU-0")
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "cache"
     monkeypatch.setenv("TOTO_COMPAT_CACHE", str(folder))
-    return folder
+    yield folder
+    smi.forget()
 
 
 def runtime_of(device: Device = Device.CPU, behaviour: str = "measure") -> VenvRuntime:
@@ -76,6 +79,14 @@ def test_a_cuda_build_on_the_cpu_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(venv, "find_gpus", lambda: (V100,))
     monkeypatch.setattr(venv, "find_python", lambda _: None)
     assert runtime_of(Device.CPU).obstacle(NAME, CUDA) == ""
+
+
+def test_an_nvidia_smi_that_fails_keeps_nobody_from_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither from compiling for CUDA there, which is for machines whose GPU is broken or away."""
+    smi.install(tmp_path, monkeypatch, says="Failed to initialize NVML: Driver/library version mismatch\n", code=18)
+    monkeypatch.setattr(venv, "find_python", lambda _: None)
+    assert runtime_of(Device.CPU).obstacle(NAME, CUDA) == ""
+    assert "exit code 18" in runtime_of(Device.CUDA).obstacle(NAME, CUDA)
 
 
 def test_an_interpreter_that_is_missing_is_an_obstacle() -> None:

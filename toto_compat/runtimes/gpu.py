@@ -101,14 +101,20 @@ def _runs_on(own: tuple[int, int], built_for: str) -> bool:
 
 
 def check_free(name: str, gpu: Gpu) -> None:
-    """Refuse a GPU that others have filled."""
+    """Refuse a GPU that others have filled, or that is too small."""
     if gpu.is_full:
         free = gpu.memory_mb - gpu.used_mb
         held_by = ", ".join(programs_on([gpu]).get(gpu, ()))
+        way_out = f"set {VISIBLE} to the UUID of another GPU (`nvidia-smi -L` lists them)"
+        hint = (
+            f"it is too small for any cell: {way_out}, or run with --device cpu"
+            if gpu.memory_mb < LEAST_FREE_MB
+            else f"end what uses it, or {way_out}"
+        )
         raise EnvironmentBuildError(
             f"{name}: GPU {gpu.index} ({gpu.name}) has {free} of {gpu.memory_mb} MB free and a cell needs about"
             f" {LEAST_FREE_MB}" + (f"; used by {held_by}" if held_by else ""),
-            hint=f"end what uses it, or set {VISIBLE} to the UUID of another GPU (`nvidia-smi -L` lists them)",
+            hint=hint,
         )
 
 

@@ -106,7 +106,9 @@ class VenvRuntime:
         return prepared
 
     def _check_gpus(self, environment_name: str, environment: Environment) -> None:
-        check_gpus(environment_name, environment, environment.runs_on(self._device), find_gpus())
+        device = environment.runs_on(self._device)
+        if device is Device.CUDA:  # on a CPU a broken nvidia-smi keeps nobody from running
+            check_gpus(environment_name, environment, device, find_gpus())
 
     def _probe(self, prepared: PreparedEnvironment, device: Device) -> Probed:
         """See if the virtualenv's own interpreter compiles a kernel and uses the GPU, as a cell would."""
