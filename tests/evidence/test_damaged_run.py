@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.verdict.sample_cells import cell_request, good_evidence, provenance
+from toto_compat.errors import StorageError
 from toto_compat.evidence.store import (
     RunInfo,
     StoredCell,
@@ -59,6 +60,31 @@ def test_a_damaged_cell_of_a_run_is_kept_aside_and_named(run: Path, damage: Call
     assert told.startswith(f"{CELLS[0]}: its file cannot be used; it lies in {kept} now: ")
     assert kept.read_bytes() == content
     assert [cell.cell for cell in load_run(run).cells] == CELLS[1:]
+
+
+def test_what_is_in_the_place_of_a_cell_is_kept_aside_each_time(run: Path) -> None:
+    path = cell_path(run, CELLS[0])
+    kept = run / "damaged" / path.relative_to(run)
+    for _ in range(2):
+        path.unlink(missing_ok=True)
+        (path / "folder").mkdir(parents=True)
+        assert len(list(set_damaged_aside(run, CELLS))) == 1
+        assert (kept / "folder").is_dir()
+    for content in (b"{", b"["):
+        path.write_bytes(content)
+        assert len(list(set_damaged_aside(run, CELLS))) == 1
+        assert kept.read_bytes() == content
+
+
+def test_nothing_is_kept_aside_out_of_the_run(run: Path, tmp_path: Path) -> None:
+    another = tmp_path / "another"
+    another.mkdir()
+    (another / "run.json").write_text("precious", encoding="utf-8")
+    (run / "damaged").symlink_to(another, target_is_directory=True)
+    truncate(run / "run.json")
+    with pytest.raises(StorageError, match="a link, which no run has"):
+        list(set_damaged_aside(run, CELLS))
+    assert (another / "run.json").read_text(encoding="utf-8") == "precious"
 
 
 @pytest.mark.parametrize("damage", [truncate, empty, of_a_later_version])

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from toto_compat.evidence import makers
-from toto_compat.evidence.files import write_atomically
 from toto_compat.evidence.makers import (
     made_by_this_process,
     made_on_another_machine,
@@ -66,23 +65,6 @@ def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path, of_a_dead_on
     link.symlink_to(tmp_path / "precious", target_is_directory=True)
     assert remove_abandoned(tmp_path) == [link]
     assert (tmp_path / "precious" / "file").exists()
-
-
-def test_a_file_and_every_folder_above_it_is_synced_before_it_counts_as_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[str] = []
-
-    def fsync(handle: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{handle}"))  # noqa: PTH115 - no other way to ask for a handle's name
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    write_atomically(tmp_path / "a" / "b" / "file.json", "{}")
-    content = [Path(name) for name in synced if name.endswith(".tmp")]
-    folders = [Path(name) for name in synced if not name.endswith(".tmp")]
-    assert [path.parent for path in content] == [tmp_path / "a" / "b"]
-    assert folders == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
-    assert synced[-1] == str(tmp_path / "a" / "b")  # the name, after the file got it
 
 
 def test_another_machine_is_one_of_another_name_and_another_boot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ import errno
 import hashlib
 import lzma
 import os
+import shutil
+import stat
 import struct
 import tempfile
 import zipfile
@@ -71,7 +73,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a file, with its folder if need be: it is whole or not there, also when the disk is full, the process is
     killed or the machine loses power. What a killed process leaves beside it, `remove_abandoned` finds by its name."""
     with storage_errors(path, "written"):
-        _make_folder(path.parent)
+        make_folder(path.parent)
         prefix = f".{path.name[:80]}{made_by_this_process()}"
         handle, temporary = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=path.parent)
         try:
@@ -84,20 +86,20 @@ def write_atomically(path: Path, text: str) -> None:
         except BaseException:
             _remove(Path(temporary))
             raise
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make a folder and those above it, so that they are there after a loss of power as well."""
     if folder.is_dir():
         return
     if folder.parent != folder:
-        _make_folder(folder.parent)
+        make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
+    sync_folder(folder.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Have the names in a folder written to disk: the content of a file alone does not bring its name with it."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -114,13 +116,25 @@ def sync_files(folder: Path) -> None:
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
 def _remove(path: Path) -> None:
     """Remove a file where that is possible: the error that led here says more than a second one."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path, kept: Path) -> None:
+    """Move what cannot be used out of the way, to be looked at, whatever it is and whatever lies there already."""
+    with storage_errors(kept, "written"), suppress(FileNotFoundError):  # another runner did the same
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        is_folder = stat.S_ISDIR(path.lstat().st_mode)
+        if kept.is_dir() and not kept.is_symlink():
+            shutil.rmtree(kept)
+        elif is_folder:
+            kept.unlink(missing_ok=True)
+        path.replace(kept)
 
 
 def write_model(path: Path, model: BaseModel) -> None:

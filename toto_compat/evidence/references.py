@@ -18,7 +18,16 @@ from toto_compat.contract.references import References, UnusableReferencesError,
 from toto_compat.contract.request import CacheRequest, CellRequest, CompileSettings, Limits
 from toto_compat.contract.suites import Group, Suite, suites_of
 from toto_compat.errors import StorageError
-from toto_compat.evidence.files import may_be_read_later, read_model, storage_errors, sync_files, write_model
+from toto_compat.evidence.files import (
+    make_folder,
+    may_be_read_later,
+    read_model,
+    set_aside,
+    storage_errors,
+    sync_files,
+    sync_folder,
+    write_model,
+)
 from toto_compat.evidence.left_file import read_left_file
 from toto_compat.evidence.makers import made_by_this_process
 from toto_compat.evidence.store import cell_key
@@ -97,11 +106,7 @@ class ReferenceStore:
         except (StorageError, UnusableReferencesError) as error:
             if may_be_read_later(error):
                 return f"stored answers cannot be read now and are computed again: {error}"
-            with storage_errors(kept, "written"):
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                shutil.rmtree(kept, ignore_errors=True)
-                with suppress(FileNotFoundError):  # another process did the same
-                    place.rename(kept)
+            set_aside(place, kept)
             return f"stored answers cannot be used and are computed again; they lie in {kept} now: {error}"
         return ""
 
@@ -109,7 +114,7 @@ class ReferenceStore:
         """Store them in the place of what is there. Of two runners that do so at once one is kept, whole."""
         place = self.folder / known.told.key
         with storage_errors(place, "written"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             # beside the folder of this source: a killed runner leaves no key that is half there
             prefix = f".building-references{made_by_this_process()}"
             building = Path(tempfile.mkdtemp(prefix=prefix, dir=self.folder.parent))
@@ -124,6 +129,7 @@ class ReferenceStore:
                 except OSError:
                     if not place.exists():
                         raise
+                sync_folder(self.folder)
             finally:
                 shutil.rmtree(building, ignore_errors=True)
             self._drop_old_sources()

@@ -36,9 +36,12 @@ from toto_compat.evidence.files import (
     append_line,
     checked,
     file_hash,
+    make_folder,
     may_be_read_later,
     read_bytes,
+    set_aside,
     storage_errors,
+    sync_folder,
     write_atomically,
     write_model,
 )
@@ -177,9 +180,10 @@ def claimed_run(results: Path, name: str | None, profile: str) -> Iterator[Path]
     while True:
         folder = results / (name or new_run_name(results, profile))
         with storage_errors(folder, "made"):
-            results.mkdir(parents=True, exist_ok=True)
+            make_folder(results)
             try:
                 folder.mkdir(exist_ok=name is not None)
+                sync_folder(results)
             except FileExistsError:
                 if name is not None:
                     raise
@@ -230,13 +234,15 @@ def _inside(run_folder: Path, kind: str, cell: str, suffix: str) -> Path:
     parts = cell.split("/")
     if {"", ".", ".."} & set(parts) or not cell.isprintable() or max(map(len, parts)) > _LONGEST_NAME:
         raise StorageError(f"{run_folder}: {cell!r} is no name of a cell", hint="the run is damaged: run it again")
-    path = run_folder / kind
-    for part in (*parts[:-1], f"{parts[-1]}{suffix}"):
-        if path.is_symlink():
-            break
+    return _without_links(run_folder, kind, *parts[:-1], f"{parts[-1]}{suffix}")
+
+
+def _without_links(run_folder: Path, *parts: str) -> Path:
+    path = run_folder
+    for part in parts:
         path /= part
-    if path.is_symlink():
-        raise StorageError(f"{path}: a link, which no run has", hint="copy the run with the files themselves in it")
+        if path.is_symlink():
+            raise StorageError(f"{path}: a link, which no run has", hint="copy the run with the files themselves in it")
     return path
 
 
@@ -271,6 +277,7 @@ def point_latest(results: Path, run_name: str) -> None:
             write_atomically(results / "latest.txt", run_name + "\n")
         else:
             (results / "latest.txt").unlink(missing_ok=True)
+            sync_folder(results)
 
 
 def load_run(folder: Path) -> Run:
@@ -298,10 +305,8 @@ def set_damaged_aside(run_folder: Path, cells: Iterable[CellName]) -> Iterator[s
         try:
             _read_run_info(path) if cell is None else _read_cell_of(cell, path)
         except StorageError as error:
-            kept = run_folder / "damaged" / path.relative_to(run_folder)
-            with storage_errors(kept, "written"):
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(kept)
+            kept = _without_links(run_folder, "damaged", *path.relative_to(run_folder).parent.parts) / path.name
+            set_aside(path, kept)
             yield f"{cell or 'the run'}: its file cannot be used; it lies in {kept} now: {error.message}"
 
 
@@ -428,9 +433,7 @@ class CellStore:
             if may_be_read_later(error):
                 return f"a stored cell cannot be read now and is run again: {why}"
         kept = self.folder / "damaged" / path.name
-        with storage_errors(kept, "written"):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(kept)
+        set_aside(path, kept)
         return f"a stored cell cannot be used and is run again; it lies in {kept} now: {why}"
 
     def put(self, cell: StoredCell) -> None:

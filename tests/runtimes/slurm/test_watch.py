@@ -307,6 +307,20 @@ def test_a_result_that_cannot_be_read_now_is_read_later_and_its_cell_not_run_aga
 # --- what an earlier run left -----------------------------------------------------------------------------------------
 
 
+def test_what_lies_in_the_place_of_a_result_is_put_aside_each_time(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    number = slurm.submitted.cells[0].number
+    path = slurm.exchange.result(number)
+    for _ in range(2):
+        (path / "folder").mkdir(parents=True)
+        slurm.watch().look(retry=False)
+        assert path.with_suffix(".unusable").is_dir()
+        assert not path.exists()
+    path.write_text("{")
+    slurm.watch().look(retry=False)
+    assert path.with_suffix(".unusable").read_text() == "{"
+
+
 def test_a_link_in_the_place_of_the_exchange_is_not_followed(slurm: SmallSlurm, tmp_path: Path) -> None:
     (tmp_path / "old" / "results").mkdir(parents=True)
     slurm.run.mkdir(parents=True)
@@ -352,6 +366,38 @@ def test_cancel_that_slurm_does_not_take_ends_with_its_exit_code(slurm: SmallSlu
     slurm.submit()
     slurm.order("silent")
     assert slurm.call("cancel", "one").exit_code == ExitCode.SLURM
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "<html><body>502 Bad Gateway</body></html>",
+        "||||",
+        "999|PENDING||Resources|another\n203_0|PEND",
+    ],
+)
+def test_what_is_no_answer_of_squeues_costs_no_job(slurm: SmallSlurm, answer: str) -> None:
+    slurm.submit()
+    before, said = len(slurm.scripts), list[str]()
+    watch = slurm.watch(said)
+    slurm.order("queue", answer)
+    for _ in range(3):
+        watch.look()
+    assert len(watch.waiting_for) == 4
+    assert len(slurm.scripts) == before
+    assert any("Slurm does not answer" in line for line in said)
+
+
+def test_a_line_break_in_the_name_of_another_job_hides_none(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    queue = (slurm.folder / "queue").read_text(encoding="utf-8")
+    slurm.order("queue", f"9|RUNNING|n1|None|two\nlines|of it\n{queue}")
+    watch, before = slurm.watch(), len(slurm.scripts)
+    for _ in range(3):
+        watch.look()
+    assert len(slurm.scripts) == before
+    assert "is pending (Resources)" in slurm.call("status", "one").output
 
 
 def test_a_users_own_defaults_of_slurms_commands_change_nothing(

@@ -86,6 +86,8 @@ def test_a_folder_whose_name_means_something_to_slurm_or_a_shell_is_refused(fold
         (QueuedJob("NODE_FAIL"), False),
         (QueuedJob("COMPLETED"), False),
         (QueuedJob("OUT_OF_MEMORY"), False),
+        (QueuedJob("REVOKED"), False),
+        (QueuedJob("EXPEDITING"), True),  # of a Slurm later than any that this was written for
     ],
     ids=str,
 )

@@ -21,11 +21,12 @@ LARGEST_ARRAY = 1000  # Slurm's own default is an index below 1001
 WARNING_SECONDS = 60  # before the end of its time a job is told, to end its cell and say so
 _EXTRA_MEMORY_MB = 1024  # for what watches the cell
 
-# A job in one of these is still to run, or runs, or is being put back: whatever else squeue says of it, it is not over
-COMING = frozenset(
+# A job in one of these is over. In any other, one of a later Slurm such as EXPEDITING included, it can still bring a
+# result; what has ended in a state that is not known here is soon forgotten by Slurm, and then counts as over
+_OVER = frozenset(
     {
-        *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"),
-        *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "STAGE_OUT"),
+        *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
+        *("NODE_FAIL", "BOOT_FAIL", "PREEMPTED"),
     }
 )
 # Pending, and for ever unless somebody releases it: what Slurm itself has put back and holds, by state or by reason
@@ -46,6 +47,7 @@ _PASSED_ON = frozenset(
     }
 )
 _PASSED_ON_FROM = ("TOTO_COMPAT_", "LC_", "PIP_", "DOCKER_", "MODULE", "LMOD_", "BASH_FUNC_")
+_JOB_LINE = re.compile(r"\s*([0-9][^|\s]*)\|([A-Z_]+)\|([^|]*)\|([^|]*)\|(.*)")  # as `queue` asks for it
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(%%)?", re.ASCII)  # a function of bash has %% at its end
 
 
@@ -80,7 +82,7 @@ class QueuedJob:
 
     @property
     def is_coming(self) -> bool:
-        return self.state in COMING and self.held in ("", _HELD_BY_USER)
+        return self.state not in _OVER and self.held in ("", _HELD_BY_USER)
 
 
 @dataclass(frozen=True)
@@ -200,14 +202,19 @@ def check_folder(folder: Path) -> None:
 
 
 def queue() -> dict[str, QueuedJob] | None:
-    """Ask for all of this user's jobs that Slurm still knows, ended ones included; None if it does not answer."""
+    """Ask for all of this user's jobs that Slurm still knows, ended ones included; None if it does not answer.
+
+    What is no answer of squeue's, or half of one, is none: every job would look forgotten, and be run again."""
     done = _run(["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i|%T|%N|%r|%j"])
     if done is None or done.returncode != 0:
         return None
-    jobs = {}
-    for line in done.stdout.splitlines():
-        job, state, node, reason, name = (line.strip().split("|", 4) + [""] * 4)[:5]
-        jobs[job] = QueuedJob(state, node, reason, name)
+    jobs = dict[str, QueuedJob]()
+    for line in filter(str.strip, done.stdout.splitlines()):
+        if told := _JOB_LINE.fullmatch(line):
+            jobs[told[1]] = QueuedJob(*(part.strip() for part in told.groups()[1:]))
+        elif not jobs or line.lstrip()[0].isdigit():
+            return None
+        # else it belongs to the name of the job before it, which has a line break
     return jobs
 
 

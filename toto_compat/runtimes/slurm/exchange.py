@@ -22,7 +22,7 @@ from toto_compat.contract.request import CellRequest
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.strict_model import StrictModel
 from toto_compat.errors import SelectionError, StorageError
-from toto_compat.evidence.files import checked, read_bytes, storage_errors, write_model
+from toto_compat.evidence.files import checked, make_folder, read_bytes, storage_errors, sync_folder, write_model
 from toto_compat.evidence.layouts import refuse_later
 from toto_compat.matrix.slurm import SlurmSettings
 
@@ -155,9 +155,11 @@ class Exchange:
 
     def make_folders(self) -> None:
         with storage_errors(self.folder, "made"):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.folder.parent)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
             for name in ("tasks", "results", "logs", "progress", "jobs"):
-                (self.folder / name).mkdir(exist_ok=True)
+                make_folder(self.folder / name)
+            sync_folder(self.folder.parent)
 
     def remove(self) -> None:
         """Remove all of it; what cannot be removed would be taken for a new run's, so that is an error."""

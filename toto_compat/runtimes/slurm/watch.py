@@ -10,7 +10,7 @@ from typing import Literal
 
 from toto_compat.contract.result import CellResult, Failure, Provenance
 from toto_compat.errors import StorageError
-from toto_compat.evidence.files import checked, storage_errors
+from toto_compat.evidence.files import checked, set_aside, storage_errors
 from toto_compat.evidence.layouts import refuse_later
 from toto_compat.evidence.left_file import is_damage, read_left_file
 from toto_compat.runtimes.cell_log import LAST_LINES, LONGEST_LINE
@@ -181,8 +181,7 @@ class Watch:
             if isinstance(error, OSError) and not is_damage(error) and self._may_be_read_later(task, error):
                 return None
             self.progress.note(f"{task.cell}: its result cannot be used and is put aside: {error}")
-            with storage_errors(path, "put aside"), suppress(FileNotFoundError):
-                path.replace(path.with_suffix(".unusable"))
+            set_aside(path, path.with_suffix(".unusable"))
             done = None
         state.unreadable_since = None
         return done
@@ -322,7 +321,7 @@ class Watch:
         whole = said[: said.rfind(b"\n") + 1]
         state.read += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            what, _, text = line.partition(" ")
+            what, _, text = line[:LONGEST_LINE].partition(" ")
             if what == "job":
                 self._tell_job(task, state, text)
             elif what == "line":
