@@ -56,6 +56,29 @@ def test_every_node_builds_an_environment_once(scaling: ModuleType) -> None:
     assert scaling.simulate(tasks, 1, 50.0).building == 50.0
 
 
+def test_the_page_is_what_the_script_makes_of_the_reference(
+    scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    scaling.main(["results/reference/cpu"])
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == page, "python docs/scaling.py results/reference/cpu > docs/scaling.md"
+
+
+def test_what_was_not_measured_is_said_to_be_assumed(scaling: ModuleType) -> None:
+    known = {(cache, "default"): 10.0 for cache in scaling.CACHES}
+    every = scaling.Costs(scaling.with_modes_that_nobody_ran(known), references=0.0, build=0.0)
+    rows = scaling.cells_table(known, every, every).splitlines()[2:]
+    assert len(rows) == 12
+    assert all(("10 (assumed)" in row) is ("| default " not in row) for row in rows)
+
+
+def test_a_release_brings_no_cell_before_all_references_are_submitted(scaling: ModuleType) -> None:
+    """As the executor does: see `_arrays` in toto_compat/runtimes/slurm/submission.py."""
+    kinds = [task.cell is None for task in scaling.tasks_of(costs(scaling), 12)]
+    assert kinds == [True] * 12 + [False] * 144
+
+
 def test_the_page_says_that_nothing_on_it_was_measured_on_a_gpu() -> None:
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     assert "No figure here was measured on a GPU" in page
