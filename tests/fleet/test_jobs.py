@@ -62,7 +62,7 @@ def test_a_gitlab_child_pipeline_has_a_job_for_every_environment() -> None:
     assert child.pop("include") == [{"local": "docs/fleet/gitlab-cells.yml"}]
     needed = child.pop("pages")["needs"]
     assert [one["job"] for one in needed] == ["lower", "torch-2.9.0-cu128", "torch-2.15.0-cu132"]
-    assert {job["variables"]["SELECTORS"] for job in child.values()} == {f"{CELLS[0]} {CELLS[2]}", CELLS[1]}
+    assert {job["variables"]["CELLS"] for job in child.values()} == {f"{CELLS[0]} {CELLS[2]}", CELLS[1]}
     assert Path("docs/fleet/gitlab-cells.yml").exists()
 
 

@@ -17,6 +17,7 @@ from tests.releases.local_index import LocalIndex, served
 from tests.verdict.sample_cells import good_result, with_figures
 from tests.verdict.stored_runs import store_run
 from toto_compat.evidence.store import load_run, write_run_info
+from toto_compat.fleet.jobs import gitlab_pipeline, jobs_of
 from toto_compat.matrix.gates import Gate
 
 ROOT = Path(__file__).parent.parent.parent
@@ -67,6 +68,42 @@ def test_every_action_is_pinned_by_a_commit() -> None:
 
 def test_no_expression_is_pasted_into_a_shell() -> None:
     assert [name for name, script in scripts().items() if "${{" in script] == []
+
+
+def gitlabs_own_variables() -> list[dict[str, str]]:
+    """What each file and each job of it sets."""
+    files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in GITLAB]
+    return [part.get("variables", {}) for file in files for part in (file, *file.values()) if isinstance(part, dict)]
+
+
+def child_pipeline() -> dict[str, Any]:
+    cells = [{"cell": "torch-2.15.0-cu132/fixed_size/default"}]
+    made: dict[str, Any] = yaml.safe_load(gitlab_pipeline(jobs_of({"cells": cells}, by="environment")))
+    return made
+
+
+def test_no_variable_of_gitlabs_stands_for_itself() -> None:
+    """GitLab leaves `PROFILE: $PROFILE` of a job as it is: the word "$PROFILE" reaches the pipeline that it starts."""
+    for variables in gitlabs_own_variables():
+        assert [name for name, value in variables.items() if re.search(rf"\$\{{?{name}\b", str(value))] == []
+
+
+def test_what_a_gitlab_job_is_to_run_is_not_what_the_pipeline_before_it_was_asked_for() -> None:
+    """Variables that come from the pipeline before win over a job's own: SELECTORS would be all that it ran."""
+    child = child_pipeline()["torch-2.15.0-cu132"]["variables"]
+    handed_on = {name for variables in gitlabs_own_variables() for name in variables}
+    assert not handed_on & set(child)
+    template = GITLAB[1].read_text(encoding="utf-8")
+    assert all(f"${name}" in template for name in child), "and the template reads what the job sets"
+
+
+def test_a_gitlab_job_of_another_pipeline_that_is_needed_may_not_fail() -> None:
+    """GitLab starts no job whose need in another pipeline failed, allowed to or not."""
+    first, second = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in GITLAB)
+    jobs = [job for part in (second, child_pipeline()) for job in part.values() if isinstance(job, dict)]
+    needed = {one["job"] for job in jobs for one in job.get("needs", ()) if "pipeline" in one}
+    assert needed == {"watch"}
+    assert "allow_failure" not in first["watch"]
 
 
 def test_a_token_may_write_only_where_results_are_published() -> None:
@@ -265,7 +302,9 @@ def test_on_gitlab_only_results_that_were_never_there_are_done_without(
 
 def test_on_gitlab_one_release_that_fails_keeps_no_other_away(runner: Runner) -> None:
     """The shell of `lower`, with commands that read all of their input as pip and nox may."""
-    script = next(one for name, one in scripts().items() if name.startswith("gitlab-ci.yml, lower") and "while" in one)
+    script = next(
+        one for name, one in scripts().items() if name.startswith("gitlab-cells.yml, lower") and "while" in one
+    )
     for name in ("toto-compat", "nox"):
         text = f'#!/bin/sh\ncat > /dev/null\necho "{name} $*" >> "$ISSUES"\ncase "$*" in *2.16.0*) exit 5;; esac\n'
         (runner.folder / "tools" / name).write_text(text, encoding="utf-8")
