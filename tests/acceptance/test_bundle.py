@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,6 +146,53 @@ def test_a_limit_that_was_taken_out_of_a_bundle_is_noticed(tmp_path: Path) -> No
     del run["gates"]["equivalence"]
     (bundle / "run.json").write_text(json.dumps(run), encoding="utf-8")
     assert any("forecasts as eager" in why for why in why_not_publishable(bundle))
+
+
+def test_a_step_that_its_own_runs_do_not_bear_out_is_refused(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path / "results")
+    document = json.loads((bundle / "acceptance.json").read_bytes())
+    document["campaign"]["steps"]["production-check"]["ended"] = "broken"
+    (bundle / "acceptance.json").write_text(json.dumps(document), encoding="utf-8")
+    assert list(why_not_publishable(bundle)) == [
+        "the step 'production-check' is told as broken, by its runs it is held"
+    ]
+
+
+def test_what_is_published_tells_what_its_runs_say_whatever_the_bundles_texts_do(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    bundle = bundle_of(results)
+    document = json.loads((bundle / "acceptance.json").read_bytes())
+    document["campaign"]["steps"]["production-check"]["lines"] = ["ten times as fast"]
+    document["claims"][0]["found"] = "ten times as fast"
+    (bundle / "acceptance.json").write_text(json.dumps(document), encoding="utf-8")
+    for page in ("acceptance.md", "acceptance.html"):
+        (bundle / page).write_text("ten times as fast", encoding="utf-8")
+    published = publish_bundle(bundle, results)
+    for page in ("acceptance.json", "acceptance.md", "acceptance.html"):
+        text = (published / page).read_text(encoding="utf-8")
+        assert "ten times as fast" not in text
+        assert "torch-2.9.0-cu128/fixed_size/reduce-overhead: PASS" in text
+
+
+@pytest.mark.parametrize("what", ["a link to a file", "a link to a folder", "a pipe", "a program"])
+def test_a_bundle_that_holds_something_else_is_refused_and_nothing_of_it_is_copied(what: str, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    bundle = bundle_of(results)
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key.log").write_text("secret", encoding="utf-8")
+    there = bundle / "logs" / ("x.so" if what == "a program" else "x.log")
+    match what:
+        case "a link to a file":
+            there.symlink_to(tmp_path / "private" / "key.log")
+        case "a link to a folder":
+            there.symlink_to(tmp_path / "private")
+        case "a pipe":
+            os.mkfifo(there)
+        case _:
+            there.write_bytes(b"ELF")
+    with pytest.raises(RefusedError, match=rf"it holds what no bundle does: logs/{there.name}"):
+        publish_bundle(bundle, results)
+    assert not (results / "reference").exists()
 
 
 @pytest.mark.parametrize("there", ["a file", "a link", "half of one"])

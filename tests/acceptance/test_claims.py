@@ -254,6 +254,21 @@ def test_one_witness_is_no_proof_of_a_replay() -> None:
     assert (ended, "CUPTI is missing" in told) == (Ended.NOT_SHOWN, True)
 
 
+def test_steps_of_sampled_forecasts_that_nobody_saw_are_no_replay() -> None:
+    """A step that is not observed is counted nowhere, so that none of them failed."""
+    cell = on_device(STATIC)
+    held = cell.evidence[Suite.CUDAGRAPH]
+    unseen = held.model_copy(update={"details": {**held.details, "sampled_steps": []}})
+    ended, told = replay_of(cell.model_copy(update={"evidence": {Suite.CUDAGRAPH: unseen}}))
+    assert (ended, told) == (Ended.NOT_SHOWN, "6 steps of a mean forecast were seen, 0 of a sampled one")
+
+
+def test_a_replay_without_a_gpu_is_none() -> None:
+    cell = on_device(STATIC)
+    blind = cell.model_copy(update={"provenance": cell.provenance.model_copy(update={"gpu": None})})
+    assert replay_of(blind) == (Ended.NOT_SHOWN, "no replay was looked for: no GPU was used")
+
+
 def test_partitions_are_told_in_words() -> None:
     assert partitions_text({(True,), ()}) == "not split; captured"
     assert partitions_text(None) == "not seen"

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.acceptance.gpu_cells import MatrixOfThisMachine, checked
 from tests.runtimes.nvidia import smi
 from tests.runtimes.stub_runtime import StubRuntime
-from tests.verdict.sample_cells import GATES
+from tests.verdict.sample_cells import GATES, with_figures
 from tests.verdict.stored_runs import store_run
 from toto_compat.acceptance import command, sabotages
 from toto_compat.acceptance.bundle import AcceptanceReport
@@ -25,6 +25,7 @@ from toto_compat.contract.request import Environment
 from toto_compat.environments.engine import EngineFacts, check_hands_out_gpus
 from toto_compat.errors import EnvironmentBuildError, ExitCode, InputError, SelectionError
 from toto_compat.matrix.expand import expand, select
+from toto_compat.matrix.gates import Gate
 from toto_compat.matrix.load import load_matrix
 from toto_compat.workflow import run_matrix
 
@@ -243,6 +244,21 @@ def test_a_state_that_tells_of_a_sabotage_what_its_run_does_not_changes_no_claim
     [told] = [claim for claim in report_in(folder).claims if "wrong on purpose" in claim.claim]
     assert told.ended is Ended.BROKEN
     assert "NOT caught" in told.found
+
+
+def test_a_step_counts_as_its_runs_tell_it_and_not_as_the_state_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.install(tmp_path, monkeypatch, smi.ONE)
+    accept(wanted(tmp_path), MatrixOfThisMachine())
+    folder = tmp_path / "results" / "gpu-acceptance"
+    slow = with_figures(checked(f"{PRODUCTION}/fixed_size/reduce-overhead"), {Gate.SPEEDUP: 0.5})
+    store_run(folder, "production-check", [slow], gates=GATES, device="cuda")
+    again = MatrixOfThisMachine()
+    assert accept(wanted(tmp_path), again) is Ended.BROKEN, "no claim speaks of the speed: the step alone does"
+    assert again.runs == []
+    state = Campaign.model_validate_json((folder / "state.json").read_bytes())
+    assert state.steps[StepName.PRODUCTION_CHECK].ended is Ended.BROKEN
 
 
 def test_how_many_cards_of_a_kind_are_free_today_is_no_other_acceptance(

@@ -21,9 +21,9 @@ from pydantic import Field
 from tabulate import tabulate
 
 from toto_compat.acceptance import sabotages
-from toto_compat.acceptance.campaign import REHEARSAL, Campaign, Ended
-from toto_compat.acceptance.claims import Claim, claims_of, evidence_in
-from toto_compat.acceptance.trials import DEVICE, LOWERING, PRODUCTION_CHECK
+from toto_compat.acceptance.campaign import REHEARSAL, Campaign, Ended, StepName
+from toto_compat.acceptance.claims import INTERPRETED_RUN, Claim, as_a_step, claims_of, evidence_in
+from toto_compat.acceptance.trials import DEVICE, LOWERING, PRODUCTION_CHECK, told_by_runs
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import CellResult
 from toto_compat.contract.strict_model import StrictModel
@@ -83,10 +83,14 @@ def make_bundle(folder: Path, campaign: Campaign, claims: Sequence[Claim], docto
     )
     # steps and claims quote what failed
     report = AcceptanceReport.model_validate_json(without_places(whole.model_dump_json(by_alias=True), folder))
+    _write_report(bundle, report)
+    return _put_in_place(bundle, folder / BUNDLE)
+
+
+def _write_report(bundle: Path, report: AcceptanceReport) -> None:
     write_model(bundle / ACCEPTANCE_FILE, report)
     write_atomically(bundle / "acceptance.md", as_markdown(report))
     write_atomically(bundle / "acceptance.html", as_page(report))
-    return _put_in_place(bundle, folder / BUNDLE)
 
 
 def _put_in_place(made: Path, target: Path) -> Path:
@@ -232,6 +236,10 @@ def why_not_publishable(bundle: Path) -> Iterator[str]:
     if not (bundle / ACCEPTANCE_FILE).exists():
         yield f"{ACCEPTANCE_FILE} is missing"
         return
+    if foreign := [str(path.relative_to(bundle)) for path in _foreign_entries(bundle)]:
+        # what a link leads to would be committed
+        yield f"it holds what no bundle does: {', '.join(foreign)}"
+        return
     report = read_model(bundle / ACCEPTANCE_FILE, AcceptanceReport)
     if report.rehearsal or report.campaign.about.rehearsal:
         yield "it is a rehearsal: no GPU took part"
@@ -251,17 +259,54 @@ def why_not_publishable(bundle: Path) -> Iterator[str]:
         if name != LOWERING:
             yield from (f"{cell.cell}: {why}" for cell in run.cells if (why := why_not_of_a_gpu(cell)))
     if not missing:
-        yield from _claims_without_evidence(bundle, report)
+        yield from _told_without_evidence(report, _told_anew(bundle, report))
 
 
-def _claims_without_evidence(bundle: Path, report: AcceptanceReport) -> Iterator[str]:
-    """Hold the claims that a bundle tells to what its own runs say: both are files that somebody may have changed."""
-    told = {claim.claim: claim.ended for claim in report.claims}
-    found = {claim.claim: claim.ended for claim in claims_of(evidence_in(bundle, report.campaign, production=""))}
-    for claim in dict.fromkeys((*told, *found)):
-        if told.get(claim) is not found.get(claim):
-            before, now = (ended.value if ended else "not there" for ended in (told.get(claim), found.get(claim)))
-            yield f"the claim {claim!r} is told as {before}, by its runs it is {now}"
+def _foreign_entries(bundle: Path) -> Iterator[Path]:
+    """Find what is no folder and none of the kinds of file that a bundle is made of."""
+    for path in sorted(bundle.rglob("*")):
+        is_plain = path.is_file() and path.suffix in (".json", ".md", ".html", ".log")
+        if path.is_symlink() or not (is_plain or path.is_dir()):
+            yield path
+
+
+def _told_anew(bundle: Path, report: AcceptanceReport) -> AcceptanceReport:
+    """Tell steps and claims by a bundle's own runs: what it says of them is a file that somebody may have changed."""
+    campaign = report.campaign
+    steps = dict(campaign.steps)
+    for step, record in campaign.steps.items():
+        if found := told_by_runs(step, bundle, rehearsal=report.rehearsal, production=""):
+            steps[step] = record.model_copy(update={"ended": found[0], "lines": tuple(found[1])})
+    told = {claim.claim: claim for claim in report.claims}
+    claims = [
+        # what the interpreter predicted is in a run beside it
+        claim.model_copy(update={"predicted": told[claim.claim].predicted})
+        if INTERPRETED_RUN in claim.by and claim.claim in told
+        else claim
+        for claim in claims_of(evidence_in(bundle, campaign, production=""))
+    ]
+    if StepName.CLAIMS in steps:
+        steps[StepName.CLAIMS] = steps[StepName.CLAIMS].model_copy(update=as_a_step(claims))
+    campaign = campaign.model_copy(update={"steps": steps})
+    return report.model_copy(update={"campaign": campaign, "claims": tuple(claims)})
+
+
+def _told_without_evidence(told: AcceptanceReport, found: AcceptanceReport) -> Iterator[str]:
+    for what, before, now in (
+        ("claim", _endings(told.claims), _endings(found.claims)),
+        ("step", *({step.value: one.ended for step, one in it.campaign.steps.items()} for it in (told, found))),
+    ):
+        for name in dict.fromkeys((*before, *now)):
+            if before.get(name) is not now.get(name):
+                was, is_now = (one.get(name) for one in (before, now))
+                yield (
+                    f"the {what} {name!r} is told as {was.value if was else 'not there'},"
+                    f" by its runs it is {is_now.value if is_now else 'not there'}"
+                )
+
+
+def _endings(claims: Sequence[Claim]) -> dict[str, Ended]:
+    return {claim.claim: claim.ended for claim in claims}
 
 
 def why_not_of_a_gpu(cell: CellResult) -> str:
@@ -284,6 +329,7 @@ def publish_bundle(bundle: Path, results: Path) -> Path:
     _remove(made)
     with storage_errors(target, "written"):
         shutil.copytree(bundle, made)
+    _write_report(made, _told_anew(made, read_model(made / ACCEPTANCE_FILE, AcceptanceReport)))
     return _put_in_place(made, target)
 
 

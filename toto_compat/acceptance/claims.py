@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from toto_compat.acceptance import sabotages
 from toto_compat.acceptance.campaign import Campaign, Ended
@@ -80,6 +81,17 @@ def claims_of(evidence: Evidence) -> list[Claim]:
         *(claim for name in evidence.campaign.about.environments for claim in _of_environment(name, evidence)),
         _sabotages(evidence),
     ]
+
+
+def as_a_step(claims: Sequence[Claim]) -> dict[str, Any]:
+    """Say how the step of the claims ended, the worst of them, and what it has to say."""
+    found = {claim.ended for claim in claims}
+    worst = next((one for one in (Ended.BROKEN, Ended.NOT_SHOWN) if one in found), Ended.HELD)
+    return {"ended": worst, "lines": tuple(told(one) for one in claims)}
+
+
+def told(claim: Claim) -> str:
+    return f"{claim.ended.value}: {claim.claim}. Predicted: {claim.predicted}. Found: {claim.found or 'nothing'}"
 
 
 def _of_environment(name: str, evidence: Evidence) -> Iterator[Claim]:

@@ -19,7 +19,7 @@ from toto_compat.acceptance.campaign import (
     begin_or_resume,
     recorded,
 )
-from toto_compat.acceptance.claims import Claim, claims_of, evidence_in, interpreted_cells
+from toto_compat.acceptance.claims import as_a_step, claims_of, evidence_in, interpreted_cells
 from toto_compat.acceptance.trials import (
     PRODUCTION_CHECK,
     Acceptance,
@@ -31,6 +31,7 @@ from toto_compat.acceptance.trials import (
     has_runs,
     lower,
     on_device,
+    told_by_runs,
     try_sabotages,
     write_matrix,
 )
@@ -118,13 +119,16 @@ def _minutes(seconds: float) -> str:
 def _taken(acceptance: Acceptance, step: StepName, take: Callable[[Acceptance], Found], title: str) -> Acceptance:
     """Take a step unless it has ended before; one that an error ended, or that showed nothing, is tried again.
 
-    So is one whose runs are no longer there: the state alone is no evidence. Finished runs are not made again: what is
-    tried again is what could not be run, and what others on the machine left undecided.
+    So is one whose runs are no longer there, and one that is there counts as its runs tell it: the state alone is no
+    evidence. Finished runs are not made again: what is tried again is what could not be run, and what others on the
+    machine left undecided.
     """
     before = acceptance.campaign.steps.get(step)
-    if before is not None and before.ended is not Ended.NOT_SHOWN and has_runs(acceptance, step):
-        say(f"{title}: {before.ended.value}, from {before.finished}")
-        return acceptance
+    if before is not None and has_runs(acceptance, step):
+        before = _as_its_runs_tell_it(acceptance, step, before)
+        if before.ended is not Ended.NOT_SHOWN:
+            say(f"{title}: {before.ended.value}, from {before.finished}")
+            return replace(acceptance, campaign=recorded(acceptance.folder, acceptance.campaign, step, before))
     say(f"{title}: begins")
     started = utc_now()
     ended, lines = take(acceptance)
@@ -135,12 +139,17 @@ def _taken(acceptance: Acceptance, step: StepName, take: Callable[[Acceptance], 
     return replace(acceptance, campaign=recorded(acceptance.folder, acceptance.campaign, step, record))
 
 
+def _as_its_runs_tell_it(acceptance: Acceptance, step: StepName, before: StepRecord) -> StepRecord:
+    found = told_by_runs(step, acceptance.folder, rehearsal=acceptance.rehearsal, production=PRODUCTION_CHECK)
+    return before if found is None else before.model_copy(update={"ended": found[0], "lines": tuple(found[1])})
+
+
 def _closed(acceptance: Acceptance, wanted: Wanted, matrix: Matrix) -> Ended:
     """Hold every prediction to what was found, and make the bundle: again at every start, since it takes seconds."""
     found = evidence_in(acceptance.folder, acceptance.campaign, production=PRODUCTION_CHECK)
     claims = claims_of(replace(found, interpreted=interpreted_cells(wanted.results)))
     now = utc_now()
-    record = StepRecord(ended=worst(claims), lines=tuple(told(one) for one in claims), started=now, finished=now)
+    record = StepRecord(**as_a_step(claims), started=now, finished=now)
     campaign = recorded(acceptance.folder, acceptance.campaign, StepName.CLAIMS, record)
     doctor = [asdict(finding) for finding in examine(matrix)]
     bundle = make_bundle(acceptance.folder, campaign, claims, doctor)
@@ -152,15 +161,6 @@ def _closed(acceptance: Acceptance, wanted: Wanted, matrix: Matrix) -> Ended:
     else:
         click.echo("to commit it: `toto-compat gpu-acceptance --publish`")
     return exit_of(claims, campaign)
-
-
-def worst(claims: list[Claim]) -> Ended:
-    found = {claim.ended for claim in claims}
-    return next((one for one in (Ended.BROKEN, Ended.NOT_SHOWN) if one in found), Ended.HELD)
-
-
-def told(claim: Claim) -> str:
-    return f"{claim.ended.value}: {claim.claim}. Predicted: {claim.predicted}. Found: {claim.found or 'nothing'}"
 
 
 def what_it_is_about(matrix: Matrix, wanted: Wanted) -> tuple[About, dict[str, str]]:

@@ -266,7 +266,11 @@ def chosen_architectures(matrix: Matrix, environments: Iterable[str], gpu: str) 
 def lower(acceptance: Acceptance) -> Found:
     """Compile for this card without it: what the device is then held to. A rehearsal has Inductor's checks alone."""
     [run] = runs_of(acceptance, StepName.LOWERING)
-    judged = acceptance.take(run)
+    return told_by_lowering(acceptance.take(run))
+
+
+def told_by_lowering(judged: JudgedRun) -> Found:
+    """Say of each cell what CUDA graphs would take of it."""
     lines, ended = [], Ended.HELD
     for cell in judged.cells:
         figure = predicted_figure(cell.result)
@@ -284,7 +288,11 @@ def lower(acceptance: Acceptance) -> Found:
 def on_device(acceptance: Acceptance) -> Found:
     """Run the same cells on the device: skips, parts kept out, and steps that replayed a graph by two witnesses."""
     [run] = runs_of(acceptance, StepName.DEVICE)
-    judged = acceptance.take(run)
+    return told_by_device(acceptance.take(run))
+
+
+def told_by_device(judged: JudgedRun) -> Found:
+    """Say of each cell of fixed_size if its steps replayed a graph."""
     ended, lines = Ended.HELD, []
     for cell in judged.cells:
         if cell.result.request.cache.name != "fixed_size":
@@ -299,25 +307,37 @@ def replay_of(result: CellResult) -> tuple[Ended, str]:
     """Tell whether every step of warm forecasts replayed a CUDA graph that had been captured before."""
     evidence = result.evidence.get(Suite.CUDAGRAPH)
     figure = evidence.figures.get("steps_without_replay") if evidence else None
-    if evidence is None or evidence.outcome is not Outcome.MEASURED or figure is None or figure.value is None:
+    is_measured = evidence is not None and evidence.outcome is Outcome.MEASURED and result.provenance.gpu
+    if evidence is None or not is_measured or figure is None or figure.value is None:
         failure = result.failure or (evidence.failure if evidence else None)
-        why = failure.message if failure else figure.missing if figure else "no replay was looked for: no GPU was used"
+        missing = figure.missing if figure else ""
+        why = failure.message if failure else missing or "no replay was looked for: no GPU was used"
         how = Ended.BROKEN if evidence and evidence.outcome is Outcome.MODEL_FAILED else Ended.NOT_SHOWN
         return how, why
-    steps = [*evidence.details.get("steps", []), *evidence.details.get("sampled_steps", [])]
     if figure.value:
         return Ended.BROKEN, f"{figure.value:g} steps replayed no graph ({figure.method})"
+    steps, sampled = (evidence.details.get(name, []) for name in ("steps", "sampled_steps"))
+    if result.request.workload.samples_per_batch and len(sampled) < len(steps):
+        # one that nobody saw is counted nowhere
+        return Ended.NOT_SHOWN, f"{len(steps)} steps of a mean forecast were seen, {len(sampled)} of a sampled one"
+    steps = [*steps, *sampled]
     return Ended.HELD, f"captured and replayed, by both witnesses ({len(steps)} steps seen; {figure.method})"
 
 
 def try_sabotages(acceptance: Acceptance) -> Found:
     """Run every sabotage in production's environment: a gate that stays green on one of them proves nothing."""
-    ended, lines = Ended.HELD, []
-    runs = runs_of(acceptance, StepName.SABOTAGES)
+    runs, judged = runs_of(acceptance, StepName.SABOTAGES), {}
     for number, (sabotage, run) in enumerate(zip(tried(acceptance), runs, strict=True), start=1):
         say(f"sabotage {number} of {len(runs)}: {sabotage.name}, must turn {sabotage.gate.value} red")
-        judged = acceptance.take(run)
-        for one in judged.cells:
+        judged[sabotage] = acceptance.take(run)
+    return told_by_sabotages(judged)
+
+
+def told_by_sabotages(judged: Mapping[Sabotage, JudgedRun]) -> Found:
+    """Say of each sabotage if its gate failed it."""
+    ended, lines = Ended.HELD, []
+    for sabotage, run in judged.items():
+        for one in run.cells:
             how, told = caught(sabotage, one)
             lines.append(told)
             ended = worse(ended, how)
@@ -331,12 +351,35 @@ def tried(acceptance: Acceptance) -> list[Sabotage]:
 def check_production(acceptance: Acceptance) -> Found:
     """Run the production check of fixed_size in every environment; a rehearsal runs short cells in its place."""
     [run] = runs_of(acceptance, StepName.PRODUCTION_CHECK)
-    judged = acceptance.take(run)
+    return told_by_check(acceptance.take(run))
+
+
+def told_by_check(judged: JudgedRun) -> Found:
+    """Say the verdict of every row."""
     lines = [f"{cell.result.cell}: {cell.verdict.value}{_why(cell)}" for cell in judged.cells]
     lines += [f"{name}: no result" for name in judged.run.unfinished]
     failed = any(cell.verdict is Status.FAIL for cell in judged.cells)
     undecided = judged.run.unfinished or any(cell.verdict is not Status.PASS for cell in judged.cells)
     return (Ended.BROKEN if failed else Ended.NOT_SHOWN if undecided else Ended.HELD), lines
+
+
+def told_by_runs(step: StepName, folder: Path, *, rehearsal: bool, production: str) -> Found | None:
+    """Say of a step again what its runs in a folder say of it; None where it is none that has runs."""
+
+    def judged(name: str) -> JudgedRun:
+        return judge_run(load_run(folder / name))
+
+    match step:
+        case StepName.LOWERING:
+            return told_by_lowering(judged(LOWERING))
+        case StepName.DEVICE:
+            return told_by_device(judged(DEVICE))
+        case StepName.SABOTAGES:
+            return told_by_sabotages({one: judged(one.cache) for one in sabotages.tried(rehearsal=rehearsal)})
+        case StepName.PRODUCTION_CHECK:
+            return told_by_check(judged(production))
+        case _:
+            return None
 
 
 def _why(cell: JudgedCell) -> str:
