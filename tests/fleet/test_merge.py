@@ -258,6 +258,14 @@ def test_an_archive_with_damaged_content_is_told(tmp_path: Path, kind: int) -> N
     assert "cannot be unpacked" in error_of(InputError, tmp_path, str(archive))
 
 
+def test_what_is_wrong_in_an_artifact_is_told_by_its_name_and_not_by_a_folder_that_is_gone(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "gpu-a.zip", "w") as packed:
+        packed.writestr("run.json", '{"cells": 3}')
+    told = error_of(StorageError, tmp_path, str(tmp_path / "gpu-a.zip"))
+    assert told.startswith("gpu-a.zip/run.json: not a valid RunInfo file")
+    assert str(tmp_path) not in told
+
+
 def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     store_run(tmp_path, "one", [good_result()])
     store_run(tmp_path, "all", [good_result(cache="upstream")])

@@ -1,5 +1,6 @@
 """`toto-compat merge RUN...`: runs of several machines as one run, judged as a whole."""
 
+import re
 import shutil
 import sys
 import tempfile
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from toto_compat.errors import SelectionError, StorageError
+from toto_compat.errors import SelectionError, StorageError, TotoCompatError
 from toto_compat.evidence.files import storage_errors
 from toto_compat.evidence.merging import RULE, Merged, OtherMatrixError, merge_runs
 from toto_compat.evidence.store import (
@@ -52,14 +53,23 @@ def merge_into(
             if not before:
                 raise
             merged = merge_runs(runs, name, command=command, conflicts=conflicts)
-            merged = replace(merged, notes=(*merged.notes, f"the rows of {history} are left behind: {error.message}"))
+            why = _as_named(error.message, building)
+            merged = replace(merged, notes=(*merged.notes, f"the rows of {history} are left behind: {why}"))
         _write(building / name, merged)
         judge_run(load_run(building / name))
         with storage_errors(target, "written"):
             (building / name).rename(target)
+    except TotoCompatError as error:
+        error.message = _as_named(error.message, building)
+        raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return judge_run(load_run(target)), merged
+
+
+def _as_named(message: str, building: Path) -> str:
+    """Name an artifact in the place of the folder that it was unpacked to, which is gone when somebody reads this."""
+    return re.sub(rf"{re.escape(str((building / 'unpacked').resolve()))}/\d+-", "", message)
 
 
 def _write(folder: Path, merged: Merged) -> None:

@@ -82,7 +82,7 @@ def _check_file(path: Path) -> None:
 
 def _unpacked(artifact: Path, scratch: Path) -> Path:
     """Unpack what a CI system zipped, into a folder of its own; only names of runs, only below that folder."""
-    target = scratch / f"{len(list(scratch.iterdir()))}-{artifact.stem}"
+    target = scratch / f"{len(list(scratch.iterdir()))}-{artifact.name}"
     try:
         with zipfile.ZipFile(artifact) as packed:
             members = [one for one in packed.infolist() if not one.is_dir()]
