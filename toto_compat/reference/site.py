@@ -89,8 +89,9 @@ def _section(folder: Path, name: str) -> Iterator[str]:
     info = judged.run.info
     yield f"## {name}"
     yield ""
+    rows = "1 row" if len(judged.cells) == 1 else f"{len(judged.cells)} rows"
     yield (
-        f"{len(judged.cells)} rows on torch {', '.join(_releases(judged))}, profile `{info.profile}`, runtime "
+        f"{rows} on torch {', '.join(_releases(judged))}, profile `{info.profile}`, runtime "
         f"{info.runtime}, finished {(info.finished or info.started)[:10]}. "
         f"[The page of this run](reference/{name}.html) has every gate, "
         "figure and event."

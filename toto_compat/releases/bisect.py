@@ -37,6 +37,7 @@ class Question:
     cells: Mapping[str, tuple[CellName, ...]]  # by release, oldest first; several environments may have one release
     good: str | None = None  # what the user takes the ends for
     bad: str | None = None
+    whole_index: bool = False  # releases of the index that the matrix lacks are among them
 
     @property
     def releases(self) -> tuple[str, ...]:

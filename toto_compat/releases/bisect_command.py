@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
@@ -82,6 +83,7 @@ def bisect_command(gate: str, selector: str, **asked: Any) -> None:
     good, bad = (str(one) if one is not None else None for one in (asked["good"], asked["bad"]))
     device = choose_device(asked["device"])
     question = ask(matrix, path, selector, criterion, profile=asked["profile"], device=device, good=good, bad=bad)
+    question = replace(question, whole_index=asked["all_releases"])
     with sigterm_as_interrupt():
         search, answer = run_search(question, asked)
     told = as_data(question, search, answer)
@@ -170,7 +172,7 @@ def run_search(question: Question, asked: dict[str, Any]) -> tuple[Search, Found
         runtime.stop()
         raise
     write_atomically(folder / "bisect.json", json.dumps(as_data(question, search, answer), indent=1) + "\n")
-    say(f"the runs behind this: {folder}")
+    say(f"{'the runs behind this' if search.path else 'this answer as data'}: {folder}")
     return search, answer
 
 
@@ -182,6 +184,8 @@ def answer_lines(question: Question, search: Search, answer: Found | NoChange | 
     row = next(iter(question.cells.values()))[0].partition("/")[2]
     lines = [f"{row}, {question.criterion.gate.value}: {_headline(search, answer)}", *_contradictions(question, search)]
     if isinstance(answer, Found):
+        if not question.whole_index:
+            lines.append("  releases that matrix.yaml lacks were not asked about: --all-releases takes them too")
         before, after = (search.seen[search.releases[place]] for place in (answer.before, answer.after))
         lines += ["", f"  before  {before.text}", f"  after   {after.text}"]
         if before.cell is not None and after.cell is not None:
@@ -226,7 +230,7 @@ def _headline(search: Search, answer: Found | NoChange | NothingToCompare) -> st
         )
         return f"no change between torch {names[answer.first]} and {names[answer.last]}{hidden}"
     before, after = names[answer.before], names[answer.after]
-    text = f"changed with torch {after} {_change(search, before, after)}, {before} was the last before it"
+    text = f"changed with torch {after} {_change(search, before, after)}, {before} is the one before it"
     if answer.skipped:
         skipped = ", ".join(names[place] for place in answer.skipped)
         text = (
