@@ -292,21 +292,16 @@ def _told_anew(bundle: Path, report: AcceptanceReport) -> AcceptanceReport:
 
 
 def _told_without_evidence(told: AcceptanceReport, found: AcceptanceReport) -> Iterator[str]:
-    for what, before, now in (
-        ("claim", _endings(told.claims), _endings(found.claims)),
-        ("step", *({step.value: one.ended for step, one in it.campaign.steps.items()} for it in (told, found))),
-    ):
-        for name in dict.fromkeys((*before, *now)):
-            if before.get(name) is not now.get(name):
-                was, is_now = (one.get(name) for one in (before, now))
-                yield (
-                    f"the {what} {name!r} is told as {was.value if was else 'not there'},"
-                    f" by its runs it is {is_now.value if is_now else 'not there'}"
-                )
+    before, now = _endings(told), _endings(found)
+    for what in dict.fromkeys((*before, *now)):
+        if before.get(what) is not now.get(what):
+            was, is_now = (one[what].value if what in one else "not there" for one in (before, now))
+            yield f"{what} is told as {was}, by its runs it is {is_now}"
 
 
-def _endings(claims: Sequence[Claim]) -> dict[str, Ended]:
-    return {claim.claim: claim.ended for claim in claims}
+def _endings(report: AcceptanceReport) -> dict[str, Ended]:
+    steps = {f"the step {step.value!r}": record.ended for step, record in report.campaign.steps.items()}
+    return {f"the claim {claim.claim!r}": claim.ended for claim in report.claims} | steps
 
 
 def why_not_of_a_gpu(cell: CellResult) -> str:
