@@ -16,7 +16,8 @@ _LOOKS_LIKE = str.maketrans(
 # A word that ends in one of these makes a secret, whatever stands around it: PGPASSWORD, API_SECRET_V2.
 _ALWAYS = re.compile(
     r".*(passwords?|passwd|passphrase|passcode|secrets?|credentials?|creds|apikey|accesskey|priv(ate)?key|mnemonics?"
-    r"|seedphrase|xprv|sess(ion)?id)"
+    r"|seedphrase|xprv|sess(ion)?id|passwort|kennwort|wachtwoord|contrasena)"
+    r"|(ssh|pg|db|sql|mysql|redis|ftp|smtp|mail|root|admin|user|login|proxy)(pass|pwd?)"
 )
 _PAIRS = re.compile(
     r"(api|access|private|signing|account|shared|encryption|license|secret|master|deploy|ssh|auth|priv|wallet|consumer"

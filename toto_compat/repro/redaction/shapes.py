@@ -29,6 +29,12 @@ _SHAPES = re.compile(
     r"|(?=[a-z0-9]*+[A-Z])(?=[A-Z0-9]*+[a-z])(?=(?:[A-Za-z]*+\d){3})"
     r"(?:[A-Za-z0-9]{64}(?!\w)|(?<=[\"'])[A-Za-z0-9]{32,128}(?=[\"']))"
     r"|[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,40}(?![\w.])"  # Discord
+    # of anybody else: a short word in small letters, and behind it a long one of both kinds of letters with digits
+    r"|(?<!-)(?<!sha256=)(?:[a-z]{2,8}|[a-z]\d)(?:[_-][a-z0-9]{1,8}){0,3}[_-](?=[a-z0-9]*+[A-Z])(?=[A-Z0-9]*+[a-z])"
+    r"(?=(?:[A-Za-z]*+\d){3})[A-Za-z0-9]{24,200}(?![A-Za-z0-9])[\w-]{0,200}"
+    r"|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|NRAK-[A-Z0-9]{20,}|AGE-SECRET-KEY-1[A-Z0-9]{40,}|rpa_[A-Z0-9]{30,}"
+    r"|tskey-[\w-]{16,}|dp\.(?:st|pt|ct|sa)\.[\w.-]{20,}|ATATT3[\w=-]{20,}"
+    r"|[APC]K(?=(?:[A-Z]*+\d){2})[A-Z0-9]{18}(?!\w)"  # Alpaca
     r"|AIza[\w-]{30,}|ya29\.[\w-]{20,}|dop_v1_[0-9a-f]{32,}|dapi[0-9a-f]{32}"
     r"|(?<!-)eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web token
     # of wallets: Ethereum, hierarchical ones, Bitcoin, Solana
