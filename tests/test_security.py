@@ -185,7 +185,7 @@ def test_a_run_from_elsewhere_cannot_reach_the_terminal_through_a_report(project
     failed = good_result(cache="upstream").model_copy(update={"failure": Failure(kind="crash", message=ESCAPES)})
     run = store_run(project / "results", "hostile", [result, failed, good_result()])
     told = json.loads((run / "run.json").read_bytes())
-    fields = dict.fromkeys(("profile", "production_profile", "runtime", "host", "git_revision"), ESCAPES)
+    fields = dict.fromkeys(("runtime", "executor", "host", "git_revision"), ESCAPES)
     (run / "run.json").write_text(json.dumps({**told, **fields}), encoding="utf-8")
     name, *options = command
     shown = seen_on_a_terminal([sys.executable, "-m", "toto_compat.cli", name, "hostile", *options], project)
@@ -238,6 +238,23 @@ def test_a_run_of_hostile_names_is_refused_when_it_is_read(project: Path, monkey
     path.write_text(json.dumps({**told, "cells": ["../../default"]}), encoding="utf-8")
     with pytest.raises(StorageError, match="no name of a cell"):
         load_run(find_run("one"))
+
+
+@pytest.mark.parametrize("hostile", ["quick; touch x", "$(touch x)", "a\nexport LD_PRELOAD=/x.so #", "", "q" * 300])
+@pytest.mark.parametrize("place", ["profile_name", "cache.name", "settings.backend"])
+def test_nothing_of_a_run_from_elsewhere_gets_into_a_command_or_an_env_file_to_copy(
+    project: Path, place: str, hostile: str
+) -> None:
+    """Reports name commands that get what is missing, and lines that a service's shell reads."""
+    run = store_run(project / "results", "one", [good_result()])
+    [path] = (run / "cells").rglob("*.json")
+    told = json.loads(path.read_bytes())
+    *folders, name = place.split(".")
+    holder = told["request"][folders[0]] if folders else told["request"]
+    holder[name] = hostile
+    path.write_text(json.dumps(told), encoding="utf-8")
+    with pytest.raises(StorageError, match="is no name"):
+        load_run(run)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

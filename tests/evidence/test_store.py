@@ -126,7 +126,7 @@ def test_no_link_in_a_run_leads_out_of_it(tmp_path: Path, linked: str, path_of: 
 
 @pytest.mark.parametrize("path_of", [cell_path, log_path])
 @pytest.mark.parametrize(
-    "cell", ["../../x/y", "a/../x", "a/b/..", "a//b", "a/b/\x1b[2J", "a/b/c\n", f"a/b/{'c' * 300}"]
+    "cell", ["../../x/y", "a/../x", "a/b/..", "a//b", "a/b/\x1b[2J", "a/b/c\n", "a/b/c';x;'", f"a/b/{'c' * 300}"]
 )
 def test_what_is_no_name_of_a_cell_is_no_place_in_a_run(
     tmp_path: Path, cell: str, path_of: Callable[[Path, str], Path]
@@ -148,6 +148,8 @@ def test_a_file_that_holds_another_cell_is_none_of_the_run(tmp_path: Path) -> No
     ("field", "value"),
     [
         ("device", "tpu"),
+        ("profile", "quick; touch x"),
+        ("production_profile", "$(touch x)"),
         ("started", "yesterday"),
         ("started", "9999-12-31T00:00:00Z"),
         ("finished", "soon"),
@@ -165,7 +167,7 @@ def test_what_a_run_is_judged_by_is_what_it_is_taken_for(tmp_path: Path, field: 
 
 def test_what_a_run_says_of_itself_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     path = make_run(tmp_path, "first") / "run.json"
-    fields = ("production_profile", "profile", "runtime", "host")
+    fields = ("git_revision", "executor", "runtime", "host")
     path.write_text(json.dumps(json.loads(path.read_text()) | dict.fromkeys(fields, "a\x1b]0;title\x07b\u202ec")))
     info = load_run(tmp_path / "first").info
     assert {getattr(info, field) for field in fields} == {"abc"}

@@ -2,12 +2,15 @@
 
 import re
 
+import pytest
+
 from tests.verdict.sample_cells import good_result, production_incident, with_figures, with_suite
 from tests.verdict.stored_runs import judged_run
 from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.result import CellResult, Failure, Figure, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
 from toto_compat.matrix.gates import Gate
+from toto_compat.report.command import FORMATS
 from toto_compat.report.compatibility import compatibility
 from toto_compat.report.publish import closing_lines
 from toto_compat.report.table import gate_columns, markdown_table, skipped_line, terminal_table
@@ -87,6 +90,18 @@ def test_text_from_torch_can_not_break_the_markdown_table() -> None:
     text = as_markdown(hostile)
     assert "<script>" not in text
     assert "a \\| b" in text
+
+
+@pytest.mark.parametrize("form", ["md", "summary", "decision"])
+def test_text_from_a_cell_is_no_link_and_no_image_in_markdown(form: str) -> None:
+    message = "![x](https://host/x.png) [click](javascript:alert(1)) <b> |"
+    failed = [
+        good_result(cache=cache).model_copy(update={"failure": Failure(kind="crash", message=message)})
+        for cache in ("upstream", "fixed_size")
+    ]
+    text = FORMATS[form](judged_run(*failed))
+    assert "click" in text
+    assert "](" not in text and "<b>" not in text
 
 
 def test_a_hostile_name_of_a_cell_is_shown_in_the_table_and_not_obeyed() -> None:

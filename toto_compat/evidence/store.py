@@ -54,6 +54,9 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 RESERVED_RUN_NAMES = frozenset({"latest", "reference"})
 _LONGEST_CELL_SECONDS = 366 * 24 * 3600
 _LONGEST_NAME = 200  # letters; file systems take 255 bytes, and a name gets an ending
+# Names as in matrix.yaml: reports put them into commands and env files to copy, and a run may come from elsewhere
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
+_CELL = re.compile(r"[A-Za-z0-9_.:+@/-]+")
 
 
 def _is_a_device(text: str) -> str:
@@ -72,8 +75,15 @@ def _is_a_release(text: str) -> str:
     return text
 
 
+def _is_a_name(text: str) -> str:
+    if len(text) > _LONGEST_NAME or not _NAME.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is no name")
+    return text
+
+
 # A run.json may come from elsewhere: what is computed with is what it is taken for, what is shown a terminal shows.
 _Text = Annotated[str, AfterValidator(printable)]
+_Name = Annotated[str, AfterValidator(_is_a_name)]
 _Device = Annotated[str, AfterValidator(_is_a_device)]
 _Time = Annotated[str, AfterValidator(_is_a_time)]
 _NoTimeYet = Annotated[str, AfterValidator(lambda text: text and _is_a_time(text))]
@@ -101,14 +111,14 @@ class RunInfo(StrictModel):
     name: _Text
     command: tuple[str, ...] = ()
     selectors: tuple[str, ...] = ()
-    profile: _Text
+    profile: _Name
     runtime: _Text
     executor: _Text
     device: _Device
     cells: tuple[CellName, ...]  # everything planned, finished or not
     gates: dict[Gate, GateLimit] = Field(default={})  # the limits this run is judged by
     releases: tuple[_Release, ...] = ()  # torch releases of the matrix, run or not
-    production_profile: _Text = "production-check"
+    production_profile: _Name = "production-check"
     production_workloads: tuple[_Text, ...] = ()  # the matrix's; none: no cell of this run can say "enable"
     matrix_file: str = ""
     matrix_hash: str = ""
@@ -143,6 +153,9 @@ class StoredCell(CellResult):
     @model_validator(mode="after")
     def _what_is_computed_with(self) -> Self:
         _is_a_release(self.request.environment.torch)
+        _is_a_name(self.request.profile_name)
+        _is_a_name(self.request.settings.backend)
+        _is_a_name(self.request.cache.name)
         if mistake := mistake_in_details(self.evidence):
             raise ValueError(mistake)
         return self
@@ -232,7 +245,7 @@ def log_path(run_folder: Path, cell: str) -> Path:
 
 def _inside(run_folder: Path, kind: str, cell: str, suffix: str) -> Path:
     parts = cell.split("/")
-    if {"", ".", ".."} & set(parts) or not cell.isprintable() or max(map(len, parts)) > _LONGEST_NAME:
+    if {"", ".", ".."} & set(parts) or not _CELL.fullmatch(cell) or max(map(len, parts)) > _LONGEST_NAME:
         raise StorageError(f"{run_folder}: {cell!r} is no name of a cell", hint="the run is damaged: run it again")
     return _without_links(run_folder, kind, *parts[:-1], f"{parts[-1]}{suffix}")
 

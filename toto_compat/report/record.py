@@ -2,6 +2,7 @@
 
 from toto_compat.contract.result import Figure
 from toto_compat.matrix.gates import Gate
+from toto_compat.report.table import escaped_markdown, plain_markdown
 from toto_compat.verdict.conditions import conditions
 from toto_compat.verdict.decision import Answer, DeviceDecision
 from toto_compat.verdict.gain import gain_text
@@ -25,7 +26,8 @@ def decision_record(judged: JudgedRun) -> str:
     lines = [
         "# Decision record: torch.compile for Toto",
         "",
-        f"Date: {date}. Run: `{info.name}`, profile {info.profile}, {info.runtime} runtime, {len(judged.cells)} cells"
+        f"Date: {date}. Run: `{info.name}`, profile {info.profile}, {plain_markdown(info.runtime)} runtime, "
+        f"{len(judged.cells)} cells"
         + (
             f", revision `{info.git_revision[:12]}`{' with local changes' if info.git_dirty else ''}"
             if info.git_revision
@@ -33,7 +35,7 @@ def decision_record(judged: JudgedRun) -> str:
         )
         + ".",
         "",
-        _text(judged.decision.sentence),
+        plain_markdown(judged.decision.sentence),
     ]
     for device, decided in judged.decision.devices.items():
         lines += ["", f"## {device.value.upper()}: {ANSWERS[decided.answer]}", "", *_device_lines(decided)]
@@ -53,7 +55,7 @@ def forecasts_text(figure: Figure | None) -> str:
 
 
 def _device_lines(decided: DeviceDecision) -> list[str]:
-    lines = [f"- Why: {_text(decided.reason)}."]
+    lines = [f"- Why: {plain_markdown(decided.reason)}."]
     if decided.decided_by:
         lines.append(f"- Decided by: `{decided.decided_by.value}`.")
     if decided.contender:
@@ -85,7 +87,7 @@ def _contender_line(name: str, history: str, newest: JudgedCell) -> str:
     deciding = newest.deciding
     evidence = deciding.reason if deciding else _passed_on(newest)
     gate = deciding.gate.value if deciding else "all gates"
-    return f"| {name} | {history} | {newest.verdict.value} | {gate} | {_one_cell(evidence)} |"
+    return f"| {name} | {history} | {newest.verdict.value} | {gate} | {escaped_markdown(evidence)} |"
 
 
 def _passed_on(cell: JudgedCell) -> str:
@@ -98,7 +100,7 @@ def _checklist(decided: DeviceDecision) -> list[str]:
     lines = ["", "Conditions under which compile was switched off:", ""]
     for condition in conditions(decided):
         not_met = "" if condition.met else "not met: " if condition.met is False else "not known: "
-        lines.append(f"- {marks[condition.met]} {condition.text} ({not_met}{_text(condition.evidence)})")
+        lines.append(f"- {marks[condition.met]} {condition.text} ({not_met}{plain_markdown(condition.evidence)})")
     return lines
 
 
@@ -112,12 +114,3 @@ def _look_again(judged: JudgedRun) -> list[str]:
     if any(decided.answer is Answer.NOT_ENOUGH_EVIDENCE for decided in judged.decision.devices.values()):
         lines.insert(0, "- As soon as the missing evidence above can be measured.")
     return lines
-
-
-def _one_cell(text: str) -> str:
-    return _text(text.replace("\\", "\\\\").replace("|", "\\|"))
-
-
-def _text(text: str) -> str:
-    """Escape reasons, which carry what torch said: none of it may become markup."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")

@@ -145,8 +145,8 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def plain_markdown(text: str) -> str:
-    """Escape text outside a table: it has no markup of its own."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
+    """Escape text outside a table: none of it becomes an element, a link or an image that is fetched."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\(").replace("\n", " ")
 
 
 def escaped_markdown(text: str) -> str:
