@@ -1,5 +1,6 @@
 """The reference as pages of the docs site."""
 
+import shlex
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -76,8 +77,8 @@ def reference_page(folder: Path) -> str:
     lines = [
         "# Reference results",
         "",
-        "These runs are committed with the project; `nox -s reference` makes them and this page. Every cell carries",
-        "where its evidence comes from. [How to read the table](reading-the-table.md) says what the words mean.",
+        "These runs are committed with the project, and this page is made from them. Every cell carries where its",
+        "evidence comes from. [How to read the table](reading-the-table.md) says what the words mean.",
     ]
     for name in reference_runs(folder):
         lines += ["", *_section(folder, name)]
@@ -91,10 +92,9 @@ def _section(folder: Path, name: str) -> Iterator[str]:
     yield ""
     rows = "1 row" if len(judged.cells) == 1 else f"{len(judged.cells)} rows"
     yield (
-        f"{rows} on torch {', '.join(_releases(judged))}, profile `{info.profile}`, runtime "
-        f"{info.runtime}, finished {(info.finished or info.started)[:10]}. "
-        f"[The page of this run](reference/{name}.html) has every gate, "
-        "figure and event."
+        f"{rows} on torch {', '.join(_releases(judged))}, {_kind_of_evidence(judged)}, profile `{info.profile}`, "
+        f"runtime {info.runtime}, finished {(info.finished or info.started)[:10]}, made by `{shlex.join(info.command)}`. "
+        f"[The page of this run](reference/{name}.html) has every gate, figure and event."
     )
     yield ""
     yield release_table(judged.cells)
@@ -107,6 +107,13 @@ def _section(folder: Path, name: str) -> Iterator[str]:
     yield from _origins(judged)
 
 
+def _kind_of_evidence(judged: JudgedRun) -> str:
+    if all(cell.result.request.lower_only for cell in judged.cells):
+        return "compiled for CUDA without a GPU (predictions, which decide nothing)"
+    devices = sorted({cell.result.request.device.value for cell in judged.cells})
+    return f"measured on {' and '.join(devices)}"
+
+
 def _releases(judged: JudgedRun) -> list[str]:
     """The releases of a run, oldest first."""
     return sorted({torch_release(cell) for cell in judged.cells}, key=Version)
@@ -117,7 +124,9 @@ def _second_count(run_folder: Path) -> Iterator[str]:
     if not counts.counts:
         return
     yield ""
-    yield "The same recompiles and graph breaks, counted by the text of `TORCH_LOGS` alone:"
+    yield "The recompiles and graph breaks of these rows, counted a second time by the text of `TORCH_LOGS` alone. The"
+    yield "log has every recompile; the gate `recompiles_total` leaves out those that the announced batches need, and is"
+    yield "lower. A forecast that raises is counted only as far as it came, or not at all."
     yield ""
     yield counts_table(counts.counts)
 
