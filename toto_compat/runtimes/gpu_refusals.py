@@ -17,6 +17,17 @@ _REFUSALS = (
     ("driver not loaded", "the NVIDIA driver of the engine's machine is not loaded: `nvidia-smi` there says why"),
     ("version mismatch", "the driver was updated while an older one is loaded: restart the machine"),
     ("libnvidia-ml.so", "the engine's machine has no NVIDIA driver: install it (`apt-get install nvidia-driver`)"),
+    (
+        "failed to add device rules",
+        "the engine may not change control groups, as one without root may not: `nvidia-ctk config --set"
+        " nvidia-container-cli.no-cgroups=true --in-place` has the toolkit leave them alone",
+    ),
+    ("insufficient permissions", "the engine may not open /dev/nvidia*: check their permissions on its machine"),
+    (
+        "Container Runtime Hook directly",
+        "the toolkit is set to another mode than that of this request: `nvidia-ctk config --set"
+        " nvidia-container-runtime.mode=legacy --in-place`",
+    ),
     ("CDI", "describe the GPUs anew: `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"),
     ("nvidia", f"the engine cannot hand out the GPU; it needs the toolkit: {GET_TOOLKIT}"),
 )
