@@ -105,14 +105,14 @@ def test_an_old_display_card_vetoes_nothing(tmp_path: Path, monkeypatch: pytest.
         ("nvidia-container-cli: initialization error: nvml error: driver not loaded", "is not loaded"),
         ("nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1: cannot", "install it"),
         (
-            "Auto-detected mode as 'legacy'\nnvidia-container-cli: mount error: failed to add device rules: unable to find"
-            " any existing device filters attached to the cgroup: bpf_prog_query(BPF_CGROUP_DEVICE) failed",
+            "Auto-detected mode as 'legacy'\nnvidia-container-cli: mount error: failed to add device rules: unable to"
+            " find any existing device filters attached to the cgroup: bpf_prog_query(BPF_CGROUP_DEVICE) failed",
             "no-cgroups=true",
         ),
         ("nvidia-container-cli: initialization error: nvml error: insufficient permissions", "/dev/nvidia*"),
         (
-            "Using requested mode 'cdi'\ninvoking the NVIDIA Container Runtime Hook directly (e.g. specifying the docker"
-            " --gpus flag) is not supported",
+            "Using requested mode 'cdi'\ninvoking the NVIDIA Container Runtime Hook directly (e.g. specifying the"
+            " docker --gpus flag) is not supported",
             "mode=legacy",
         ),
         ("CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0", "nvidia-ctk cdi generate"),
