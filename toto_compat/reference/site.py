@@ -93,7 +93,8 @@ def _section(folder: Path, name: str) -> Iterator[str]:
     rows = "1 row" if len(judged.cells) == 1 else f"{len(judged.cells)} rows"
     yield (
         f"{rows} on torch {', '.join(_releases(judged))}, {_kind_of_evidence(judged)}, profile `{info.profile}`, "
-        f"runtime {info.runtime}, finished {(info.finished or info.started)[:10]}, made by `{shlex.join(info.command)}`. "
+        f"runtime {info.runtime}, finished {(info.finished or info.started)[:10]}, made by "
+        f"`{shlex.join(info.command)}`. "
         f"[The page of this run](reference/{name}.html) has every gate, figure and event."
     )
     yield ""
@@ -125,8 +126,8 @@ def _second_count(run_folder: Path) -> Iterator[str]:
         return
     yield ""
     yield "The recompiles and graph breaks of these rows, counted a second time by the text of `TORCH_LOGS` alone. The"
-    yield "log has every recompile; the gate `recompiles_total` leaves out those that the announced batches need, and is"
-    yield "lower. A forecast that raises is counted only as far as it came, or not at all."
+    yield "log has every recompile; the gate `recompiles_total` leaves out those that the announced batches need, and"
+    yield "is lower. A forecast that raises is counted only as far as it came, or not at all."
     yield ""
     yield counts_table(counts.counts)
 
