@@ -45,6 +45,21 @@ def test_the_first_failing_gate_in_order_decides_even_after_an_inconclusive_one(
     assert (judged.verdict, judged.decided_by) == (Status.FAIL, Gate.GRAPH_BREAKS)
 
 
+@pytest.mark.parametrize(
+    ("mean", "sampled", "status"),
+    [(6, 7, Status.PASS), (1, 1, Status.PASS), (6, 0, Status.INCONCLUSIVE), (0, 0, Status.INCONCLUSIVE)],
+)
+def test_steps_that_nobody_watched_for_replays_are_not_replayed(mean: int, sampled: int, status: Status) -> None:
+    result = good_result(build="cu128", mode="reduce-overhead")
+    held = result.evidence[Suite.CUDAGRAPH]
+    steps = {"steps": [{"index": 1}] * mean, "sampled_steps": [{"index": 1}] * sampled}
+    judged = judge(with_suite(result, Suite.CUDAGRAPH, held.model_copy(update={"details": steps})), GATES)
+    assert judged.gates[Gate.CUDAGRAPHS].status is status
+    assert judged.verdict is status
+    if status is Status.INCONCLUSIVE:
+        assert f"{mean} steps of a mean forecast were seen, {sampled} of a sampled one" in judged.reason
+
+
 @pytest.mark.parametrize("gate", [gate for gate in GATES if gate is not Gate.CUDAGRAPHS])
 def test_missing_evidence_is_inconclusive_and_says_how_to_get_it(gate: Gate) -> None:
     missing = Figure(value=None, missing="12 timed forecasts; 30 are needed")

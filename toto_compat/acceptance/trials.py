@@ -25,7 +25,7 @@ from toto_compat.runtimes.gpu import wheel_runs_on
 from toto_compat.runtimes.nvidia_smi import capability
 from toto_compat.runtimes.plan import estimate, jobs_of
 from toto_compat.runtimes.progress import say
-from toto_compat.verdict.judge import JudgedCell, Status, disturbed
+from toto_compat.verdict.judge import JudgedCell, Status, disturbed, unseen_steps
 from toto_compat.verdict.judged_run import JudgedRun, judge_run
 
 MATRIX_FILE = "matrix.yaml"
@@ -316,11 +316,9 @@ def replay_of(result: CellResult) -> tuple[Ended, str]:
         return how, why
     if figure.value:
         return Ended.BROKEN, f"{figure.value:g} steps replayed no graph ({figure.method})"
-    steps, sampled = (evidence.details.get(name, []) for name in ("steps", "sampled_steps"))
-    if result.request.workload.samples_per_batch and len(sampled) < len(steps):
-        # one that nobody saw is counted nowhere
-        return Ended.NOT_SHOWN, f"{len(steps)} steps of a mean forecast were seen, {len(sampled)} of a sampled one"
-    steps = [*steps, *sampled]
+    if unseen := unseen_steps(result):
+        return Ended.NOT_SHOWN, unseen
+    steps = [*evidence.details.get("steps", []), *evidence.details.get("sampled_steps", [])]
     return Ended.HELD, f"captured and replayed, by both witnesses ({len(steps)} steps seen; {figure.method})"
 
 

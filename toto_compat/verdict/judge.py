@@ -140,6 +140,7 @@ def _judge_gate(result: CellResult, gate: Gate, limit: GateLimit, *, is_lost: bo
         or _reference_is_no_better(gate, evidence, limit)
         or disturbed(gate, evidence)
         or _measured_in_part(gate, evidence, is_lost=is_lost)
+        or (unseen_steps(result) if gate is Gate.CUDAGRAPHS and figure is not None and not figure.value else "")
         or _not_shown(gate, figure, limit)
     ):
         would_be_skipped_again = is_lost and _was_skipped(evidence)
@@ -270,6 +271,20 @@ def _measured_in_part(gate: Gate, evidence: SuiteEvidence | None, *, is_lost: bo
     if gate.rule.suite is Suite.RECOMPILE:
         return f"counted in part when the cell was run, without {evidence.skipped}"
     return ""
+
+
+def unseen_steps(result: CellResult) -> str:
+    """Say that fewer steps of a sampled forecast were watched for replays than of a mean one; '' if it is not so.
+
+    A step that nobody sees is counted nowhere: a cache that tells of none while it samples would replay them all.
+    """
+    evidence = result.evidence.get(Suite.CUDAGRAPH)
+    if evidence is None or evidence.outcome is not Outcome.MEASURED or not result.request.workload.samples_per_batch:
+        return ""
+    mean, sampled = (evidence.details.get(name) for name in ("steps", "sampled_steps"))
+    if not isinstance(mean, list) or not isinstance(sampled, list) or len(sampled) >= len(mean) > 0:
+        return ""
+    return f"{len(mean)} steps of a mean forecast were seen, {len(sampled)} of a sampled one"
 
 
 def _not_shown(gate: Gate, figure: Figure | None, limit: GateLimit) -> str:
