@@ -112,6 +112,14 @@ def test_a_hostile_name_of_a_cell_is_shown_in_the_table_and_not_obeyed() -> None
     assert re.search(r"\x1b(?!\[\d+m)|[\x07\x80-\x9f\u202e]", text) is None
 
 
+def test_a_failure_of_one_huge_line_does_not_fill_the_terminal() -> None:
+    failure = Failure(kind="crash", message="x" * 3_000_000, last_lines=("y" * 3_000_000,))
+    judged = judged_run(good_result().model_copy(update={"failure": failure}))
+    told = list(closing_lines(judged, ()))
+    assert told[0].startswith("could not be run: ") and told[0].endswith("xxx...")
+    assert sum(map(len, told)) < 10_000
+
+
 def test_an_empty_run_still_answers() -> None:
     assert "On CUDA it is not known" in shown()
 

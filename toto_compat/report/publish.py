@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from toto_compat.contract.cell_name import CellName
+from toto_compat.contract.log_line import LONGEST_LINE
 from toto_compat.errors import ExitCode
 from toto_compat.evidence.files import write_atomically
 from toto_compat.evidence.store import log_path
@@ -44,8 +45,10 @@ def closing_lines(judged: JudgedRun, required: Sequence[CellName]) -> Iterator[s
     for cell in cells:
         log = log_path(folder, cell.cell)
         for what, failure in cell.failures:
-            yield f"could not be run: {what}: {failure.kind}: {failure.message}"
-            yield from (f"    {line}" for line in failure.last_lines[-5:])
+            told = f"could not be run: {what}: {failure.kind}: {failure.message}"
+            # a message of torch may be a whole graph in one line; the result and the log have the rest
+            yield told if len(told) <= LONGEST_LINE else f"{told[:LONGEST_LINE]}..."
+            yield from (f"    {line[:LONGEST_LINE]}" for line in failure.last_lines[-5:])
         if cell.could_not_run and log.exists():
             yield f"    log: {log}"
         if cell.skipped:

@@ -157,6 +157,15 @@ def test_status_shows_no_escapes_to_a_terminal(slurm: SmallSlurm) -> None:
     assert not {"\x1b", "\x07"} & set(result.output)
 
 
+def test_status_shows_no_line_without_end(slurm: SmallSlurm) -> None:
+    task = slurm.submitted.cells[0]
+    slurm.leave_result(task.number)
+    slurm.exchange.progress(task.number).write_text(f"note {'x' * 900_000}\n", encoding="utf-8")
+    result = slurm.call("status", "one")
+    assert "xxx" in result.output
+    assert len(result.output) < 10_000
+
+
 def test_a_cell_whose_name_holds_escapes_is_refused(slurm: SmallSlurm) -> None:
     own, hostile = slurm.submitted.cells[0].cell, CellName("a\x1b]0;b\x07/\x1b[2Jc/default")
     slurm.change_submitted(own, hostile.replace("\x1b", "\\u001b").replace("\x07", "\\u0007"))

@@ -26,6 +26,7 @@ _LOG_END = 20_000  # bytes of a job's output that are looked at
 _LARGEST_PROGRESS = 1_000_000  # bytes: a line per suite
 _LARGEST_RESULT = 200_000_000  # bytes
 _UNREADABLE_SECONDS = 600.0  # that one result may be, while others can be read
+_LONGEST_TOLD = 4000  # letters of what a node says in one line
 _NAMED_JOBS = 20  # in one line
 
 _Died = Literal["out_of_memory", "environment", "crash"]
@@ -321,7 +322,7 @@ class Watch:
         whole = said[: said.rfind(b"\n") + 1]
         state.read += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            what, _, text = line[:LONGEST_LINE].partition(" ")
+            what, _, text = line[:_LONGEST_TOLD].partition(" ")
             if what == "job":
                 self._tell_job(task, state, text)
             elif what == "line":
