@@ -97,6 +97,8 @@ def test_the_command_of_a_red_cell_is_the_one_that_ran_it(run_folder: Path) -> N
 def test_without_the_environment_the_bundle_says_why_it_has_no_trace(run_folder: Path) -> None:
     made = with_matrix("run", RED)
     assert "nothing was run for a trace: torch-2.13.0-cpu is not built in venv here" in made.output
+    made = with_matrix("run", RED, "--no-trace", "-o", "b.zip")
+    assert "nothing was run for a trace: --no-trace was given" in made.output
 
 
 def test_no_secret_of_the_log_is_in_the_bundle(run_folder: Path, tmp_path: Path) -> None:

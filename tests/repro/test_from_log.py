@@ -218,22 +218,6 @@ def test_a_freeze_becomes_pins_and_what_names_no_release_is_left_out(tmp_path: P
     assert "by the freeze" in text
 
 
-def test_an_env_file_gives_settings_and_torchs_variables_and_never_a_secret(tmp_path: Path) -> None:
-    env = tmp_path / ".env"
-    env.write_text(
-        "export TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS=1\nTORCHINDUCTOR_MAX_AUTOTUNE=1\n"
-        "HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123\nALPACA_KEY=PKSECRETSECRET\nDATABASE_URL=postgres://u:pw123456@h/db\n"
-        "TORCH_LOGS=recompiles\n",
-        encoding="utf-8",
-    )
-    incident, text, printed = from_log(PRODUCTION, tmp_path / "i.yaml", "--env", str(env))
-    assert incident.settings.capture_scalar_outputs
-    assert incident.variables == {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}
-    assert "not passed on: TORCH_LOGS" in text
-    for secret in ("hf_abc", "PKSECRET", "pw123456", "postgres"):
-        assert secret not in text + printed
-
-
 def test_a_secret_in_the_log_does_not_reach_the_incident(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text(
@@ -338,76 +322,19 @@ def test_a_guard_on_a_number_is_expected_word_for_word_whatever_its_name(tmp_pat
     assert incident.expect[0].reason_like == "*/7: L['self'].access_token == 0"
 
 
-FREEZE = "torch==2.9.0+cu128\ntoto-ts==0.2.0\n"
-
-
-def with_freeze(tmp_path: Path, text: str) -> tuple[Incident, str]:
-    (tmp_path / "freeze.txt").write_text(text, encoding="utf-8")
-    incident, written, _ = from_log(PRODUCTION, tmp_path / "i.yaml", "--freeze", str(tmp_path / "freeze.txt"))
-    return incident, written
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_a_freeze_of_any_shell_is_read(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "freeze.txt").write_bytes(FREEZE.replace("\n", "\r\n").encode(encoding))
-    assert read_freeze(tmp_path / "freeze.txt").pinned == {"torch": "2.9.0+cu128", "toto-ts": "0.2.0"}
-
-
-def test_packages_that_are_named_like_secrets_are_pinned_all_the_same(tmp_path: Path) -> None:
-    incident, _ = with_freeze(tmp_path, f"{FREEZE}djangorestframework-api-key==3.0.0\nexpiring-token===3.0.0\n")
-    assert incident.pins is not None
-    assert {"djangorestframework-api-key==3.0.0", "expiring-token==3.0.0"} <= set(incident.pins.frozen)
-
-
-def test_another_torch_than_the_freezes_comes_without_the_packages_of_that_one(tmp_path: Path) -> None:
-    own = "nvidia-cudnn-cu12==9.10.2.21\nnvidia-cuda-runtime-cu12==12.8.90\ntriton==3.5.0\ntorchvision==0.24.0\n"
-    (tmp_path / "freeze.txt").write_text(f"{FREEZE}numpy==2.1.3\ntorchmetrics==1.8.0\n{own}", encoding="utf-8")
-    given = ("--freeze", str(tmp_path / "freeze.txt"))
-    incident, text, _ = from_log(PRODUCTION, tmp_path / "i.yaml", *given, "--torch", "2.13.0")
-    assert incident.pins is not None
-    assert (incident.pins.torch, incident.pins.cuda) == ("2.13.0", "cu130")
-    assert incident.pins.frozen == ("toto-ts==0.2.0", "numpy==2.1.3", "torchmetrics==1.8.0")
-    assert "torch 2.9.0 of the freeze and 4 packages that go with it" in text
-    assert "the freeze has a build for cu128; cu130 is that of" in text
-    incident, _, _ = from_log(PRODUCTION, tmp_path / "j.yaml", *given, "--torch", "2.9.0")
-    assert incident.pins is not None
-    assert {"triton==3.5.0", "torch==2.9.0+cu128"} <= set(incident.pins.frozen)
-
-
-@pytest.mark.parametrize(
-    ("lines", "told"),
-    [
-        ("-e /srv/bot\n", "left out, since their lines name no release: bot"),
-        ("-e git+https://u:hunter2hunter2@h\n", "left out, since their lines name no release: one that is not named"),
-        ("bot @ file:///srv/bot\n", "left out, since their lines name no release: bot"),
-    ],
-)
-def test_what_a_freeze_names_without_a_release_is_told(tmp_path: Path, lines: str, told: str) -> None:
-    _, text = with_freeze(tmp_path, FREEZE + lines)
-    assert told in text
-    assert "hunter2" not in text
-
-
-def test_a_build_that_cannot_be_had_is_told_and_not_replaced_in_silence(tmp_path: Path) -> None:
-    _, text = with_freeze(tmp_path, FREEZE.replace("cu128", "rocm6.4"))
-    assert "torch is a build for rocm6.4 there, and none can be had: cu128 is taken" in text
-    assert "# unknown: how it is with torch's build for rocm6.4" in text
-
-
-@pytest.mark.parametrize(
-    ("freeze", "told"),
-    [
-        ("torch==2.9.0.post1\n", "torch 2.9.0.post1, which is no release"),
-        ("torch==2.9\n", "torch 2.9, which is no release"),
-        ("torch==1!2.9.0\n", "torch 1!2.9.0, which is no release"),
-        (f"{FREEZE}torch==2.8.0\n", "freeze.txt:3: torch is 2.8.0 here and 2.9.0+cu128 above"),
-    ],
-)
-def test_a_freeze_whose_torch_cannot_be_had_is_refused(tmp_path: Path, freeze: str, told: str) -> None:
-    (tmp_path / "freeze.txt").write_text(freeze, encoding="utf-8")
-    error = error_of(PRODUCTION, "--freeze", str(tmp_path / "freeze.txt"), "-o", str(tmp_path / "i.yaml"))
-    assert isinstance(error, InputError)
-    assert told in error.message
+def test_a_place_that_no_release_logs_from_is_told_and_two_releases_may_be_two_incidents(tmp_path: Path) -> None:
+    log = tmp_path / "service.log"
+    log.write_text(LIMIT.replace(":1994]", ":99994]"), encoding="utf-8")
+    _, _, printed = from_log(log, tmp_path / "i.yaml")
+    assert (
+        "no known release logs from torch/_dynamo/convert_frame.py:99994: it is newer, a nightly or patched" in printed
+    )
+    log.write_text(f"{LIMIT}{LIMIT.replace(':1994]', ':1358]')}", encoding="utf-8")
+    _, _, printed = from_log(log, tmp_path / "j.yaml")
+    assert "if these are several: lines of another release than" in printed
+    log.write_text(LIMIT, encoding="utf-8")
+    _, text, _ = from_log(log, tmp_path / "k.yaml")
+    assert "no known release" not in text and "if these are several" not in text
 
 
 @pytest.mark.parametrize("option", ["--from-log", "--freeze", "--env"])
@@ -448,15 +375,6 @@ def test_a_full_disk_and_an_interrupt_leave_nothing_behind(tmp_path: Path, monke
             with pytest.raises(raised):
                 write_incident("schema: 1\n", tmp_path / "i.yaml")
         assert list(tmp_path.iterdir()) == []
-
-
-def test_a_variable_that_nothing_reads_is_told_and_its_value_written_nowhere(tmp_path: Path) -> None:
-    env = tmp_path / "bot.env"
-    env.write_text("TOTO_LOGIN=bob:hunter2\nTOTO_DB=bob/hunter2@host\nTORCHINDUCTOR_MAX_AUTOTUNE=1\n", encoding="utf-8")
-    incident, text, printed = from_log(PRODUCTION, tmp_path / "i.yaml", "--env", str(env))
-    assert incident.variables == {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}
-    assert "# not passed on: TOTO_LOGIN: nothing reads it" in text
-    assert "hunter2" not in text + printed
 
 
 @pytest.mark.parametrize(

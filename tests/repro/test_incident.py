@@ -254,3 +254,10 @@ def test_every_shipped_incident_carries_the_editor_hint_and_the_schema_is_what_t
 def test_a_name_that_is_too_long_for_a_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nnn\.yaml: cannot be read: File name too long"):
         load_incident(tmp_path / f"{'n' * 300}.yaml")
+
+
+def test_a_file_that_nobody_wrote_by_hand_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "incident.yaml"
+    path.write_text(f"{INCIDENT.read_text(encoding='utf-8')}# {'x' * 3_000_000}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"incident\.yaml: 3 MB, larger than any incident"):
+        load_incident(path)

@@ -160,6 +160,7 @@ def test_a_lock_of_the_users_own_stays(tmp_path: Path) -> None:
         ({"incident": {"expect": [{"kind": ["recompile"]}]}}, "b.zip: incident.yaml:"),
         ({"incident": {"raised": [{"suite": ["recompile"]}, 1]}}, "b.zip: incident.yaml:"),
         ({"incident": {"iterations": 99999999999999999999}}, "iterations"),
+        ({"incident": {"title": "x y" * 1_000_000}}, "b.zip: incident.yaml: 3 MB, larger than any"),
         ({"environment": {"torch": "newest"}}, "b.zip: matrix.yaml:"),
         ({"caches": {"mine": {"source": "x/none.py:C"}}}, "b.zip: matrix.yaml:"),
     ],

@@ -219,7 +219,9 @@ def make_bundle(
     wheels = locked_wheels(result.request) if options.with_wheels else {}
     contents = gather(incident, incident_folder, result, matrix, log=log, command=command, shows=shows)
     script = add_script(contents, incident, result)
-    if not options.no_trace:
+    if options.no_trace:
+        contents.notes.append("nothing was run for a trace: --no-trace was given")
+    else:
         add_run(contents, _traced_run(script, result, runtime_name, matrix))
     head = about(result, contents, command=command, shows=shows)
     manifest = write_bundle(target, head, contents.files, wheels)

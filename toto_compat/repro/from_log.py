@@ -17,10 +17,10 @@ from toto_compat.contract.events import EventKind
 from toto_compat.contract.request import TORCH_RELEASE, Device
 from toto_compat.errors import InputError
 from toto_compat.matrix.schema import Matrix
-from toto_compat.production import env_file
 from toto_compat.repro.drafted import Draft
 from toto_compat.repro.expected import OF_CUDA, expected_event, is_installed, setting_of, torchs_own
 from toto_compat.repro.pins import is_version
+from toto_compat.repro.production_env import ProductionEnv, read_env
 from toto_compat.repro.production_freeze import Freeze
 from toto_compat.repro.redaction.parts import REDACTED
 from toto_compat.repro.redaction.text import redact, redact_variables
@@ -35,9 +35,12 @@ from toto_compat.repro.seen import (
 from toto_compat.repro.variables import why_refused
 from toto_compat.verdict.judge import one_line
 
+_MODE = "TOTO_COMPILE_MODE"
 MODES = ("default", "reduce-overhead", "max-autotune")
 _MOST_EXPECTED = 12
+_MOST_LINES = 8  # of an env file that are named
 _ON = frozenset({"1", "true", "yes", "on"})
+_OF_THE_COMPILER = re.compile(r"(TORCH|TOTO|PYTORCH|CUDA|TRITON|INDUCTOR)")
 # Packages that are made for one release of torch, and pinned by it or pin it.
 _OF_ONE_TORCH = re.compile(r"torch|(nvidia|cuda)-.+|(pytorch-)?triton(-.+)?|torchvision|torchaudio|xformers")
 # Twelve layers are what production's guards need, and the small model has them.
@@ -73,11 +76,11 @@ def draft_incident(
     if not cache.sure:
         draft.unknown.append(f"the KV cache: {cache.value} is a guess")
     draft.told.append(f"cache    {cache.value}: {cache.because}")
-    variables = _variables(env)
-    _put_mode(draft, seen, variables)
-    _put_settings(draft, seen, variables, cache, release)
+    given = read_env(env)
+    _put_mode(draft, seen, given)
+    _put_settings(draft, seen, given.values, cache, release)
     if env is not None:
-        _put_variables(draft, variables, env)
+        _put_variables(draft, given, env)
     draft.put(
         "workload",
         _WORKLOAD,
@@ -128,6 +131,8 @@ def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, free
         first = seen.releases[0].release
         if first != release:
             told.append(f"the log itself speaks of {first}, {how_sure(seen.releases)}")
+    if seen.unplaced:
+        told.append(f"no known release logs from {', '.join(seen.unplaced[:4])}: it is newer, a nightly or patched")
     draft.told += [f"torch    {told[0].removeprefix('torch ')}", *(f"         {one}" for one in told[1:])]
     if not torch and not (freeze and freeze.torch) and not how_sure(seen.releases).startswith("certain"):
         draft.unknown.append(f"the torch release: {release} is a guess")
@@ -152,6 +157,11 @@ def _put_stack(draft: Draft, seen: Seen, matrix: Matrix, torch: str | None, free
         pins = _pins_of(freeze, release, python, _likely_build(matrix, release), told)
         if freeze.other_build:
             draft.unknown.append(f"how it is with torch's build for {freeze.other_build}")
+        if freeze.includes:
+            files = ", ".join(freeze.includes)
+            draft.unknown.append(
+                f"what {files} pins, which the freeze names and does not hold: python -m pip freeze does"
+            )
     if not seen.python:
         told.append("unknown: python; nothing names it")
         draft.unknown.append(f"python: {python} is a guess")
@@ -190,6 +200,8 @@ def _pins_of(freeze: Freeze, release: str, python: str, build: str, told: list[s
         told.append(f"torch is a build for {freeze.other_build} there, and none can be had: {pins['cuda']} is taken")
     if freeze.left_out:
         told.append(f"left out, since their lines name no release: {', '.join(freeze.left_out)}")
+    if freeze.options:
+        told.append(f"options of pip in the freeze were passed over: {', '.join(freeze.options)}")
     return pins
 
 
@@ -231,27 +243,13 @@ def _environment_of(matrix: Matrix, release: str, build: str, *, on_cuda: bool) 
     return fitting[0] if fitting else ""
 
 
-def _variables(env: Path | None) -> dict[str, str]:
-    if env is None:
-        return {}
-    hint = "give the service's env file: lines of NAME=value"
-    try:
-        if not env.is_file():
-            raise InputError(f"{env}: {'no regular file' if env.exists() else 'there is no such file'}", hint=hint)
-    except OSError as error:
-        raise InputError(f"{env}: cannot be read: {error.strerror}", hint=hint) from error
-    statements = env_file.read(env)
-    # what is no UTF-8 comes as surrogates
-    if re.search(r"[\0\ud800-\udfff]", statements.text):
-        raise InputError(f"{env}: this is no env file: it is no text in UTF-8", hint=hint)
-    return {one.name: one.value for one in statements if one.name and one.value is not None}
-
-
-def _put_mode(draft: Draft, seen: Seen, variables: Mapping[str, str]) -> None:
-    logged, set_to = seen.setting("mode"), variables.get("TOTO_COMPILE_MODE", "")
+def _put_mode(draft: Draft, seen: Seen, given: ProductionEnv) -> None:
+    variables = given.values
+    logged, set_to = seen.setting("mode"), variables.get(_MODE, "")
     mode = logged or set_to
     if mode not in MODES:
-        said = f"`{redact(mode)}` is no mode that can be run again" if mode else "no line names it"
+        missing = f"the shell computes {_MODE}" if _MODE in given.computed else "no line names it"
+        said = f"`{one_line(redact(mode))}` is no mode that can be run again" if mode else missing
         if _tells_of_cuda_graphs(seen) and variables.get("TORCHINDUCTOR_CUDAGRAPHS") != "1":
             guessed = "reduce-overhead is a guess: torch's own mode has no CUDA graphs, and the log tells of them"
             draft.put("mode", "reduce-overhead", f"unknown: {said}; {guessed}")
@@ -295,21 +293,29 @@ def _put_settings(draft: Draft, seen: Seen, variables: Mapping[str, str], cache:
     draft.put("settings", settings, *remarks)
 
 
-def _put_variables(draft: Draft, variables: Mapping[str, str], env: Path) -> None:
+def _put_variables(draft: Draft, given: ProductionEnv, env: Path) -> None:
     """Pass on what a cell may be given; everything else is named, its value never written."""
-    clean = redact_variables(variables)
+    clean = redact_variables(given.values)
     passed = {name: value for name, value in clean.items() if REDACTED not in value and not why_refused(name, value)}
-    read_here = {"TOTO_COMPILE_MODE", "TOTO_COMPILE_BACKEND", "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS"}
-    known = re.compile(r"(TORCH|TOTO|PYTORCH|CUDA|TRITON|INDUCTOR)")
+    read_here = {_MODE, "TOTO_COMPILE_BACKEND", "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS"}
     held_back = [name for name in clean if name not in passed and name not in read_here]
     remarks = [
-        f"not passed on: {name}: {why_refused(name)}" for name in held_back if known.match(name) and why_refused(name)
+        # a secret's name and a colon would hide what follows
+        f"not passed on: {name}: {why}" if (why := why_refused(name, clean[name])) else f"{name} is kept back: a secret"
+        for name in held_back
+        if _OF_THE_COMPILER.match(name)
     ]
-    others = [name for name in held_back if not known.match(name)]
+    others = [name for name in held_back if not _OF_THE_COMPILER.match(name)]
     if others:
-        remarks.append(f"{len(others)} other variables of {env.name} are left out")
-    if variables.get("TOTO_DISABLE_COMPILE", "").lower() in _ON:
+        remarks.append(f"{len(others)} other variable{'s' if len(others) > 1 else ''} of {env.name} left out")
+    if given.values.get("TOTO_DISABLE_COMPILE", "").lower() in _ON:
         remarks.append("TOTO_DISABLE_COMPILE is set there: this is not the env file of the day that the log is from")
+    for name, line in given.computed.items():
+        if _OF_THE_COMPILER.match(name):
+            draft.unknown.append(f"{name}: the shell computes it, in line {line} of {env.name}")
+    if given.unread:
+        lines = ", ".join(map(str, given.unread[:_MOST_LINES])) + (", ..." if len(given.unread) > _MOST_LINES else "")
+        draft.unknown.append(f"what these lines of {env.name} do, which are no plain NAME=value: {lines}")
     if passed:
         draft.put("variables", passed, *remarks)
     else:

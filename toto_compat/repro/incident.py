@@ -30,6 +30,8 @@ INCIDENT_HINT = (
     "an incident is a YAML file in UTF-8; those in incidents/ show the form, `toto-compat schema --incident` every key"
 )
 
+_LARGEST_FILE = 2 << 20  # a whole freeze in it has a hundredth
+
 Predictor = Literal["cuda_lowering", "cudagraph"]
 
 
@@ -146,6 +148,7 @@ def load_incident(path: Path) -> Incident:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
     try:
+        check_size(path)
         document = read_document(path)
     except MatrixFileError as error:
         raise InputError(error.message, hint=INCIDENT_HINT) from error
@@ -158,6 +161,15 @@ def load_incident(path: Path) -> Incident:
     if mistakes:
         raise InputError(describe_mistakes(path, mistakes), hint=INCIDENT_HINT)
     return incident
+
+
+def check_size(path: Path) -> None:
+    """Refuse what no person wrote: a megabyte of YAML takes seconds to read, and is read several times."""
+    if (size := path.stat().st_size) > _LARGEST_FILE:
+        raise InputError(
+            f"{path}: {size / 1e6:.0f} MB, larger than any incident, which has {_LARGEST_FILE >> 20} at most",
+            hint=INCIDENT_HINT,
+        )
 
 
 def check_names(path: Path, matrix: Matrix) -> None:

@@ -56,7 +56,9 @@ def minimal_script(request: CellRequest, *, title: str, python: str, toto_ts: st
         mode=request.cell.mode,
         expected="\n".join(f"It shows: {_plain(line)}" for line in expected)
         or "It shows what the log beside it shows.",
-        differs="\n".join(textwrap.wrap(_plain(f"It is not all of the cell: {'; '.join(told)}."), 118)),
+        differs="\n".join(
+            textwrap.wrap(_plain(f"Not all of the run that it comes from, the cell: {'; '.join(told)}."), 118)
+        ),
         os="import os\n" if variables else "",
         variables=f"\n# read when torch is imported\nos.environ.update({variables!r})\n" if variables else "",
         threads=request.limits.threads,

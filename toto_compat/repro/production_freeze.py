@@ -13,6 +13,7 @@ from toto_compat.repro.pins import build_of_freeze, is_version, package_of
 from toto_compat.repro.redaction.text import redact
 
 _FROZEN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)={2,3}([A-Za-z0-9][A-Za-z0-9.!+_-]*)$")
+_INCLUDED = re.compile(r"(?:-r|--requirement|-c|--constraint)[ =]*(\S.*)")
 _LARGEST_FREEZE = 1_000_000
 
 
@@ -22,6 +23,8 @@ class Freeze:
 
     pinned: Mapping[str, str]  # canonical name -> version
     left_out: tuple[str, ...]
+    options: tuple[str, ...] = ()  # lines for pip itself, fit to be shown
+    includes: tuple[str, ...] = ()  # files that they say to read: -r base.txt
 
     @property
     def torch(self) -> str:
@@ -55,6 +58,8 @@ def read_freeze(path: Path) -> Freeze:
         raise InputError(f"{path}: this is no output of pip freeze", hint="python -m pip freeze > freeze.txt")
     pinned: dict[str, str] = {}
     left_out: list[str] = []
+    options: list[str] = []
+    includes: list[str] = []
     for number, raw in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
         line = re.split(r"(?:^|\s)#", raw.strip(), maxsplit=1)[0].strip()
         if not line:
@@ -69,7 +74,10 @@ def read_freeze(path: Path) -> Freeze:
                 )
         elif line.startswith(("-e", "--editable")) or re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*@", line):
             left_out.append(package_of(line) or "one that is not named")
-        elif not line.startswith("-"):
+        elif line.startswith("-"):
+            options.append(redact(line)[:100])
+            includes += [redact(file[1])[:100] for file in [_INCLUDED.match(line)] if file]
+        else:
             raise InputError(
                 f"{path}:{number}: {redact(line)[:100]!r} is no line of pip freeze",
                 hint="accepted name==version, and name @ address, which is left out",
@@ -78,4 +86,4 @@ def read_freeze(path: Path) -> Freeze:
         raise InputError(
             f"{path}: it pins nothing", hint="python -m pip freeze > freeze.txt, with the service's python"
         )
-    return Freeze(pinned, tuple(dict.fromkeys(left_out)))
+    return Freeze(pinned, *(tuple(dict.fromkeys(listed)) for listed in (left_out, options, includes)))

@@ -21,7 +21,7 @@ from toto_compat.matrix.toto_source import is_release
 from toto_compat.matrix.user_cache import BUILTIN
 from toto_compat.repro.archive import WHEELS, Manifest, unpack
 from toto_compat.repro.contents import INCIDENT, LOCK, MATRIX, PACKAGES
-from toto_compat.repro.incident import Incident, check_names, load_incident
+from toto_compat.repro.incident import Incident, check_names, check_size, load_incident
 from toto_compat.repro.pins import Pins
 from toto_compat.repro.redaction.text import redact
 from toto_compat.runtimes.progress import say
@@ -56,6 +56,8 @@ def replayed(path: Path) -> Iterator[ToRun]:
         shows = one_line(manifest.shows)[:200]
         say(f"{path.name}: {len(manifest.files)} files, every hash as in its manifest; it showed {shows}")
         with _mistakes_of(path, folder):
+            for needed in (INCIDENT, MATRIX):
+                check_size(folder / needed)
             check_places(path, folder)
             incident, matrix = load_incident(folder / INCIDENT), load_matrix(folder / MATRIX)
             check_names(folder / INCIDENT, matrix)

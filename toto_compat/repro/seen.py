@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toto_compat.contract.events import Event, EventKind, Severity
+from toto_compat.environments.torch_sources.log_lines import FILES
 from toto_compat.errors import InputError
 from toto_compat.logs.parse import Readable, parse_stream
 from toto_compat.logs.release_hint import Candidate, release_candidates
@@ -54,6 +55,7 @@ class Seen:
     first_time: str
     buckets: bool  # lines of fixed_size's own
     limits: Mapping[str, tuple[int, ...]]  # that were hit, by the setting that each is
+    unplaced: tuple[str, ...] = ()  # places in torch that no known release logs such a line from
     several: tuple[str, ...] = ()  # what speaks for more than one incident in it
 
     def setting(self, name: str) -> str:
@@ -146,17 +148,27 @@ class _Found:
         told = list(_without_shortened(list(self.kinds.values())))
         ranked = sorted(told, key=lambda one: _RANK[one.example.severity])
         examples = [*self._places.values(), *(one.example for one in ranked)]
+        releases = release_candidates(examples)
+        several = [*self._several(ranked)]
+        if releases and releases[0].contradicts:
+            several.append(f"lines of another release than {releases[0].release}")
         return Seen(
             log=log,
             events=tuple(ranked),
             settings=self.settings,
-            releases=tuple(release_candidates(examples)),
+            releases=tuple(releases),
             python=python,
             first_time=self._times[0] if self._times else "",
             buckets=self._buckets,
             limits=limits_in(self._limits),
-            several=tuple(self._several(ranked)),
+            unplaced=tuple(self._unplaced()),
+            several=tuple(several),
         )
+
+    def _unplaced(self) -> Iterator[str]:
+        for (place, _), event in self._places.items():
+            if place.rpartition(":")[0] in FILES and not any(one.fits for one in release_candidates([event])):
+                yield place
 
     def _several(self, events: Sequence[SeenEvent]) -> Iterator[str]:
         """Say what no one process shows, so that the log may be of more than one incident."""
