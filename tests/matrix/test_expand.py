@@ -87,6 +87,7 @@ def test_an_exclusion_alone_starts_from_everything() -> None:
         ("torch-2.13.0-cp", "torch-2.13.0-cpu"),
         ("torch-2.13.0-cpu/fixedsize/default", "torch-2.13.0-cpu/fixed_size/default"),
         ("torch-2.13.0-cpu/upstrea", "torch-2.13.0-cpu/upstream"),
+        ("upstraem/default", "/upstream/default"),
         ("fixed_size", "'*/fixed_size'"),
         ("reduce-overhead", "'*/reduce-overhead'"),
         ("!torch-2.13.0-cp", "torch-2.13.0-cpu"),

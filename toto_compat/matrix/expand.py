@@ -170,11 +170,11 @@ def _no_match(selector: str, cells: Sequence[CellName]) -> SelectionError:
     caches = list(dict.fromkeys(cell.cache for cell in cells))
     modes = list(dict.fromkeys(cell.mode_and_settings for cell in cells))
     message = f"the selector {selector!r} matches no cell"
-    # A bare cache or mode name is the likeliest slip: names without a slash are environments.
-    if (cache := nearest_name(selector, caches)) is not None:
-        return SelectionError(message, hint=f"a name without '/' is an environment; for a cache write '*/{cache}'")
-    if (mode := nearest_name(selector, modes)) is not None:
-        return SelectionError(message, hint=f"a name without '/' is an environment; for a mode write '*/{mode}'")
+    if "/" not in selector:  # a bare cache or mode name is the likeliest slip: names without a slash are environments
+        for what, names in (("cache", caches), ("mode", modes)):
+            if (near := nearest_name(selector, names)) is not None:
+                hint = f"a name without '/' is an environment; for a {what} write '*/{near}'"
+                return SelectionError(message, hint=hint)
     return SelectionError(
         message, hint=_suggest(selector, candidates, "environments", shown=requested_environments(cells))
     )
