@@ -131,8 +131,8 @@ def drift_markdown() -> str:
     head = [
         "# What differs between torch releases",
         "",
-        "What changes from release to release for a compiled Toto, or for somebody who reads its logs. This page is made",
-        "from `toto_compat/logs/torch_drift.py` and the tables that cells and the log analyzer use.",
+        "What changes from release to release for a compiled Toto, or for somebody who reads its logs. This page",
+        "is made from `toto_compat/logs/torch_drift.py` and the tables that cells and the log analyzer use.",
         "",
         "| since | what | is now | why it matters |",
         "|---|---|---|---|",
