@@ -81,6 +81,7 @@ def test_what_the_cell_has_of_its_own_is_in_it_and_what_cannot_be_is_told() -> N
     assert imported(script) >= {"os"} and "hunter2" not in script
     head = " ".join((ast.get_docstring(ast.parse(script)) or "").split())
     assert len(differences(cell)) == 3
+    assert "python -m torch.utils.collect_env" in head  # the first thing that an issue is asked for
     for told in ("drawn from a seed", "its series is a walk", "without the variables TOTO_API_TOKEN"):
         assert told in head
         assert any(told in one for one in differences(cell))

@@ -129,6 +129,8 @@ AT_THE_END_OF_A_PATH = [
         "https://a-b.quiknode.pro/{}/",
         "POST https://host.example/webhooks/{}?wait=true",
         "https://host/rpc/{}', timeout",
+        "https://conda.example/t/{}/channel",
+        "https://host/trigger/x/with/key/{}",
     ),
 ]
 SHAPED = [

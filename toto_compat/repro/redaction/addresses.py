@@ -17,10 +17,10 @@ _PARAMETER = re.compile(
 )
 # user:password@host:port, as proxies are listed
 _PROXY = re.compile(r"(?<![\w/.@:+-])(?P<user>[\w.-]{1,64}+:)[^\s:@/\"'<>]{4,128}+@(?=[\w.-]{1,100}+:\d{2,5}(?!\d))")
-# Keys of nodes, streams and hooks: https://host/v3/<key>, wss://host/ws/<key>
+# Keys of nodes, streams, hooks and channels: https://host/v3/<key>, wss://host/ws/<key>, https://host/t/<key>/x
 _PATH = re.compile(
     r"(?P<name>(?:(?:https?|wss?)://[^\s\"'<>?#]|(?<=with url: ))[^\s\"'<>?#]{0,150}?"
-    r"(?:/(?:v\d|ws|rpc|hooks?|webhooks?\w{0,8})|\.quiknode\.pro)/)"
+    r"(?:/(?:v\d|ws|rpc|hooks?|webhooks?\w{0,8}|t|keys?|tokens?)|\.quiknode\.pro)/)"
     r"(?P<value>[\w-]{20,200}+)(?![\w.@-])",
     re.I,
 )
