@@ -12,6 +12,7 @@ FAULTS: Mapping[str, Fault] = {
     "supervisor killed": kills.supervisor,
     "disk full at one call": storage.full_at_each_call,
     "disk full from a call on": storage.full_from_a_call_on,
+    "disk breaks at one call": storage.breaks_at_some_calls,
     "small disk": storage.small_disk,
     "limit on file size": storage.file_size_limit,
     "results read-only": storage.read_only_from_a_call_on,

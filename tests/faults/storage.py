@@ -41,6 +41,11 @@ def full_from_a_call_on(campaign: Campaign) -> Iterator[Outcome]:
     yield from _failing_calls(campaign, "full", errno.ENOSPC, {"FAULT_LASTS": "1"})
 
 
+def breaks_at_some_calls(campaign: Campaign) -> Iterator[Outcome]:
+    """Let a call fail with EIO, once, as a disk does that is about to break."""
+    yield from _failing_calls(campaign, "broken", errno.EIO)
+
+
 def gone_from_a_call_on(campaign: Campaign) -> Iterator[Outcome]:
     """Let every call on the results folder from one on fail, as a server does that went away."""
     results = lambda call: " /results" in call  # noqa: E731

@@ -33,6 +33,7 @@ def told(fault: str, campaign: Campaign) -> list[Outcome]:
         "supervisor killed",
         "disk full at one call",
         "disk full from a call on",
+        "disk breaks at one call",
         "small disk",
         "limit on file size",
         "results read-only",
