@@ -10,7 +10,7 @@ import pytest
 from tests.cell.stand_in_groups import Groups, good_result, request_in, run
 from toto_compat.cell import run as cell_run
 from toto_compat.cell.group import GroupResult
-from toto_compat.cell.group_process import Collected, GroupRun, StartedGroup, Starter
+from toto_compat.cell.group_process import Collected, GroupRun, StartedGroup, Starter, finish_group
 from toto_compat.cell.run import InterruptedCellError, group_beside, run_cell, running_beside
 from toto_compat.contract.request import CellRequest, Device, Limits
 from toto_compat.contract.result import Failure, Figure, Outcome, SuiteEvidence
@@ -160,11 +160,10 @@ def test_a_predictor_that_hangs_leaves_half_of_what_is_left_to_the_others(
     request, collected = request_in(tmp_path, suites=SUITES), Collected()
     starter = Starter(request, tmp_path / "request.json", Groups({}))
     given: list[float] = []
-    finish = cell_run.finish_group
 
     def finish_and_tell(request: CellRequest, started: StartedGroup, collected: Collected, *, end: float) -> None:
         given.append(end)
-        finish(request, started, collected, end=end)
+        finish_group(request, started, collected, end=end)
 
     monkeypatch.setattr(cell_run, "finish_group", finish_and_tell)
     begin = time.monotonic()
