@@ -10,6 +10,11 @@ from toto_compat.contract.machine_faults import what_the_machine_lacks
     [
         ("Triton Error [CUDA]: out of memory", "memory is used up"),
         ("Triton Error [CUDA]: CUDA_ERROR_OUT_OF_MEMORY", "memory is used up"),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "memory is used up"),
+        ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "memory is used up"),
+        ("CUDA driver error: device kernel image is invalid", "no kernels for this GPU"),
+        ("CUDA unknown error - this may be due to an incorrectly set up environment", "restart the machine"),
+        ("CUDA error: MPS client failed to connect to the MPS control daemon", "unset CUDA_MPS_PIPE_DIRECTORY"),
         ("CUDA error: all CUDA-capable devices are busy or unavailable", "nvidia-smi -c DEFAULT"),
         ("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU", "the GPU is gone"),
         ("No CUDA GPUs are available", "the GPU is gone"),

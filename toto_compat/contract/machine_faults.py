@@ -4,19 +4,27 @@
 _MEMORY = "the GPU's memory is used up: end other programs on it, or take a smaller workload"
 _RESTART = "the GPU or its driver is in a bad state: `dmesg | grep -i xid` says more; restart the machine"
 _GONE = "the GPU is gone: `nvidia-smi` says why"
+_WHEEL = "the wheel has no kernels for this GPU: take an environment that has"
+_MPS = "start NVIDIA's multi-process service, or do without it (`unset CUDA_MPS_PIPE_DIRECTORY`)"
 MACHINE_FAULTS = {
     "CUBLAS_STATUS_ALLOC_FAILED": _MEMORY,
+    # what cuBLAS and cuDNN say where their workspace finds no memory
+    "CUBLAS_STATUS_NOT_INITIALIZED": _MEMORY,
     "CUDNN_STATUS_ALLOC_FAILED": _MEMORY,
+    "CUDNN_STATUS_NOT_INITIALIZED": _MEMORY,
     "CUSOLVER_STATUS_ALLOC_FAILED": _MEMORY,
+    "DEVICE_ALLOCATION_FAILED": _MEMORY,
     "driver error: out of memory": _MEMORY,
     "CUDA_ERROR_OUT_OF_MEMORY": _MEMORY,
     "Triton Error [CUDA]: out of memory": _MEMORY,
-    "no kernel image is available": "the wheel has no kernels for this GPU: take an environment that has",
+    "no kernel image is available": _WHEEL,
+    "device kernel image is invalid": _WHEEL,
     "uncorrectable ECC error": _RESTART,
     "uncorrectable NVLink error": _RESTART,
     "forward compatibility was attempted": _RESTART,
     "unsupported display driver": _RESTART,
     "CUDA error: unknown error": _RESTART,
+    "CUDA unknown error": _RESTART,
     "unspecified driver error": _RESTART,
     "GPU is lost": _RESTART,
     "hardware stack error": _RESTART,
@@ -30,6 +38,8 @@ MACHINE_FAULTS = {
     "No CUDA GPUs are available": _GONE,
     "system not yet initialized": "start NVIDIA's fabric manager (`systemctl start nvidia-fabricmanager`)",
     "Failed to initialize NVML": _RESTART,
+    "MPS client failed": _MPS,
+    "MPS server is not ready": _MPS,
 }
 
 

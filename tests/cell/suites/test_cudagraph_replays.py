@@ -55,6 +55,17 @@ def test_without_a_decode_step_the_pass_over_the_context_is_judged() -> None:
     assert "no step was seen" in replay_figure([]).missing
 
 
+def test_samples_that_nobody_saw_are_no_replays() -> None:
+    """Of a model that tells of its steps only while it forecasts means."""
+    assert "no step was seen" in replay_figure([REPLAYED, REPLAYED], []).missing
+    assert replay_figure([REPLAYED], [NOT_REPLAYED["eager"]]).value == 1
+
+
+def test_a_pass_over_the_context_stands_for_no_decode_step_of_other_samples() -> None:
+    eager_pass = replace(NOT_REPLAYED["eager"], index=0)
+    assert replay_figure([REPLAYED], [eager_pass]).value == 1
+
+
 class Profiled:
     """The profiler of a machine with a GPU, which this one is not."""
 
@@ -86,7 +97,9 @@ def test_both_witnesses_are_heard_in_each_step(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(module, "profile", Profiled(*names))
-    node = SimpleNamespace(graph=SimpleNamespace(replay=lambda: None))
+    # 2.15 leaves a graph without kernels alone
+    wrapped = SimpleNamespace(kernel_free_cudagraph=False)
+    node = SimpleNamespace(graph=SimpleNamespace(replay=lambda: None), wrapped_function=wrapped)
     run_graph = CUDAGraphNode.run_graph
     steps: list[SeenStep] = []
     with witnessing(steps)(1):

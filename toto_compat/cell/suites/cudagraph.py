@@ -333,7 +333,8 @@ def measure(trial: Trial) -> SuiteEvidence:
     if trial.mode == "default":
         figures = {"cudagraphs": Figure(value=None, missing="mode default does not use CUDA graphs")}
     else:
-        figures = measured_figures(watch.total.cudagraph_skips, kept_out, replay_figure([*steps, *sampled_steps]))
+        forecasts = (steps, sampled_steps) if samples else (steps,)
+        figures = measured_figures(watch.total.cudagraph_skips, kept_out, replay_figure(*forecasts))
     figures["host_syncs"] = Figure(value=len(mean_syncs), method=f"a mean forecast: {SYNC_METHOD}")
     figures["host_syncs_sampled"] = (
         Figure(value=len(sampled_syncs), method=f"a sampled forecast: {SYNC_METHOD}")

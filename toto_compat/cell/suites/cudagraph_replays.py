@@ -107,15 +107,18 @@ def _count(names: Sequence[str], wanted: str) -> int | None:
     return sum(name.startswith(wanted) for name in names) if names else None
 
 
-def replay_figure(steps: Sequence[SeenStep]) -> Figure:
+def replay_figure(*forecasts: Sequence[SeenStep]) -> Figure:
     """Count the steps of warm forecasts that replayed no CUDA graph; without CUPTI that is not proven.
 
-    A pass over the context counts where there is no decode step, as in a forecast of one patch.
+    A pass over the context counts where there is no decode step, as in a forecast of one patch. Of every forecast there
+    must be something to see: a model that calls its observer while it answers with means alone could hide the rest.
     """
-    decoding = [step for step in steps if step.index > 0]
-    judged, what = (decoding, "decode steps") if decoding else (steps, "passes over the context")
-    if not judged:
+    decoding = [[step for step in steps if step.index > 0] for steps in forecasts]
+    what = "decode steps" if any(decoding) else "passes over the context"
+    parts = [decoded or steps for decoded, steps in zip(decoding, forecasts, strict=True)]
+    if not all(parts):
         return Figure(value=None, missing="no step was seen: the model calls no observer")
+    judged = [step for part in parts for step in part]
     without = sum(not step.was_replayed for step in judged)
     if without == 0 and any(step.launches is None for step in judged):
         return Figure(
