@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,3 +252,32 @@ def test_references_of_sources_long_gone_are_dropped(tmp_path: Path) -> None:
         ReferenceStore(tmp_path / "references" / f"source{number}").put(known())
         os.utime(tmp_path / "references" / f"source{number}", (number, number))
     assert {folder.name for folder in (tmp_path / "references").iterdir()} == {"source2", "source3", "source4"}
+
+
+def test_a_clock_that_was_put_back_drops_no_references_of_the_source_that_runs(tmp_path: Path) -> None:
+    now = time.time()
+    for number in range(4):
+        store = ReferenceStore(tmp_path / "references" / f"source{number}")
+        store.put(known())
+        os.utime(store.folder, (now + 86_400, now + 86_400 + number))
+    own = ReferenceStore(tmp_path / "references" / "own")
+    own.put(known())
+    assert own.get("key") == known()
+    assert {folder.name for folder in own.folder.parent.iterdir()} == {"own", "source2", "source3"}
+
+
+def test_references_that_another_runner_drops_at_the_same_time_are_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, stat = tmp_path / "references" / "gone", Path.stat
+    ReferenceStore(gone).put(known())
+
+    def quicker(path: Path, **options: Any) -> os.stat_result:
+        if path == gone:
+            shutil.rmtree(gone, ignore_errors=True)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", quicker)
+    own = ReferenceStore(tmp_path / "references" / "own")
+    own.put(known())
+    assert own.get("key") == known()

@@ -135,8 +135,14 @@ class ReferenceStore:
             self._drop_old_sources()
 
     def _drop_old_sources(self) -> None:
-        """Remove those of sources that were not run for the longest: every edit of the cell's side makes a new one."""
+        """Remove those of sources that were not run for the longest: every edit of the cell's side makes a new one.
+
+        Never its own, which a clock that was put back makes the oldest. Another runner may do the same at once."""
         os.utime(self.folder)
-        sources = sorted(self.folder.parent.glob("[!.]*"), key=lambda folder: folder.stat().st_mtime)
-        for old in sources[:-_SOURCES_KEPT]:
+        used: dict[Path, float] = {}
+        for folder in self.folder.parent.glob("[!.]*"):
+            with suppress(FileNotFoundError):
+                used[folder] = folder.stat().st_mtime
+        used.pop(self.folder, None)
+        for old in sorted(used, key=used.__getitem__)[: 1 - _SOURCES_KEPT]:
             shutil.rmtree(old, ignore_errors=True)

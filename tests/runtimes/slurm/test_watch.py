@@ -140,6 +140,15 @@ def test_a_retry_that_slurm_refuses_is_a_try_and_not_the_first_of_endless_ones(s
     assert all("not this one" in failure.message for failure in failures if failure)
 
 
+def test_a_cell_waits_for_its_references_once_and_for_no_job_that_slurm_has_forgotten(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    slurm.end_jobs()
+    slurm.watch().look()
+    waiting = [number for number, script in enumerate(slurm.scripts) if "#SBATCH --dependency=afterany:" in script]
+    assert len(slurm.scripts) == 6
+    assert waiting == [2, 3]  # after those of two references, and before those that are tried again
+
+
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +226,29 @@ def test_cells_do_not_wait_for_references_that_are_held(slurm: SmallSlurm) -> No
     slurm.order("queue", "\n".join(held))
     slurm.watch().look()
     assert slurm.lines("cancelled") == references
+
+
+# --- results that are late --------------------------------------------------------------------------------------------
+
+
+def test_a_result_may_show_some_time_after_the_end_of_its_job(slurm: SmallSlurm) -> None:
+    slurm.configure(TWO_ARRAYS.replace("result_grace_seconds: 0", "result_grace_seconds: 90"))
+    slurm.submit()
+    slurm.end_jobs()
+    now, before = [0.0], len(slurm.scripts)
+    watch = slurm.watch()
+    watch.clock = lambda: now[0]
+    first, *others = slurm.submitted.cells
+    for seconds in (0.0, 80.0):
+        now[0] = seconds
+        watch.look()
+    assert len(slurm.scripts) == before
+    slurm.leave_result(first.number)
+    now[0] = 91.0
+    watch.look()
+    assert [cell.cell for cell in load_run(slurm.run).cells] == [first.cell]
+    again = {task.cell for task in slurm.submitted.cells if len(task.jobs) == 2}
+    assert again == {task.cell for task in others}
 
 
 # --- a shared folder that goes away -----------------------------------------------------------------------------------
@@ -329,6 +361,16 @@ def test_a_link_in_the_place_of_the_exchange_is_not_followed(slurm: SmallSlurm, 
     assert isinstance(result.exception, StorageError)
     assert "a link" in str(result.exception)
     assert slurm.scripts == []
+
+
+def test_a_cell_of_an_earlier_run_of_the_same_name_is_none_of_this_ones(slurm: SmallSlurm) -> None:
+    slurm.submit()
+    slurm.leave_all_results()
+    slurm.end_jobs()
+    slurm.call("status", "one")
+    assert len(load_run(slurm.run).cells) == 4
+    slurm.submit("--fresh")
+    assert load_run(slurm.run).cells == ()
 
 
 def test_a_result_of_an_earlier_run_is_not_taken_for_this_ones(slurm: SmallSlurm) -> None:
