@@ -282,6 +282,9 @@ def test_production_needs_the_rows_of_all_its_workloads() -> None:
     alone = decided(both[0], rules=TWO).devices[Device.CPU]
     assert alone.answer is Answer.WORTH_A_PRODUCTION_CHECK
     assert "'torch-2.13.0-cpu/fixed_size/default' --profile quick" in alone.next_commands[0]
+    assert "holds a part of quick, one, and lacks two" in alone.sentence
+    other_profile = decided(both[0], rules=replace(TWO, production_profile="full")).devices[Device.CPU]
+    assert "is worth a production check" in other_profile.sentence
 
 
 def test_one_workload_that_fails_or_is_undecided_keeps_compile_off() -> None:

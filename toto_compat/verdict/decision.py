@@ -107,9 +107,13 @@ class DecisionRules:
 
     def may_enable(self, rows: Sequence[JudgedCell]) -> bool:
         """Tell whether rows of one environment are all that production runs; others are worth a check at best."""
+        return bool(self.production_workloads) and self.passed_of_production(rows) == list(self.production_workloads)
+
+    def passed_of_production(self, rows: Sequence[JudgedCell]) -> list[str]:
+        """Return those of production's workloads that these rows have passed in the profile that decides."""
         requests = [row.result.request for row in rows]
         run = {request.workload_name for request in requests if request.profile_name == self.production_profile}
-        return bool(self.production_workloads) and run >= set(self.production_workloads)
+        return [workload for workload in self.production_workloads if workload in run]
 
 
 @dataclass(frozen=True)
@@ -269,8 +273,15 @@ def _worth_checking(
         f"every demanded gate passed, in profile {profiles}; only {rules.production_profile} on production's "
         f"workloads ({', '.join(rules.production_workloads) or 'matrix.yaml names none'}) can say more"
     )
+    holds = rules.passed_of_production(contender.passing[-1])
+    lacking = [workload for workload in rules.production_workloads if workload not in holds]
+    what = (
+        f"holds a part of {rules.production_profile}, {_listed(holds)}, and lacks {_listed(lacking)}"
+        if holds
+        else "is worth a production check"
+    )
     sentence = (
-        f"On {_label(device)} {contender.name} is worth a production check: {_what_is_known(contender, passed)}, in "
+        f"On {_label(device)} {contender.name} {what}: {_what_is_known(contender, passed)}, in "
         f"profile {profiles}; run {command}.{_not_about_cuda(device)}"
     )
     return _with_contender(
