@@ -140,6 +140,28 @@ def test_a_retry_that_slurm_refuses_is_a_try_and_not_the_first_of_endless_ones(s
     assert all("not this one" in failure.message for failure in failures if failure)
 
 
+@pytest.mark.parametrize(
+    ("state", "kind", "tries"),
+    [
+        ("CANCELLED", "interrupted", 1),
+        ("TIMEOUT", "timeout", 1),
+        ("DEADLINE", "timeout", 1),
+        ("OUT_OF_MEMORY", "out_of_memory", 2),
+        ("NODE_FAIL", "crash", 2),
+    ],
+)
+def test_a_job_that_ends_without_a_result_is_told_by_the_state_it_ended_in(
+    slurm: SmallSlurm, state: str, kind: str, tries: int
+) -> None:
+    slurm.submit()
+    for _ in range(tries):
+        slurm.order("queue", "\n".join(slurm.lines("queue")).replace("PENDING", state) + "\n")
+        slurm.watch().look()
+    cells = load_run(slurm.run).cells
+    assert [cell.failure.kind if cell.failure else "" for cell in cells] == [kind] * 4
+    assert {len(task.jobs) for task in slurm.submitted.cells} == {tries}
+
+
 def test_a_cell_waits_for_its_references_once_and_for_no_job_that_slurm_has_forgotten(slurm: SmallSlurm) -> None:
     slurm.submit()
     slurm.end_jobs()
