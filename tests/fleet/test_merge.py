@@ -152,6 +152,16 @@ def test_another_pin_of_the_same_environment_is_named(tmp_path: Path) -> None:
     assert "environment torch-2.13.0-cpu: pins: {} and {'numpy': '2.0.0'}" in told
 
 
+def test_of_two_long_lists_only_what_differs_is_shown(tmp_path: Path) -> None:
+    workloads = tuple(f"workload-{number}" for number in range(20))
+    one = store_run(tmp_path, "one", [good_result()])
+    other = store_run(tmp_path, "two", [good_result(cache="upstream")])
+    changed(one / "run.json", production_workloads=workloads)
+    changed(other / "run.json", production_workloads=(*workloads[:-1], "mine"), matrix_hash="another")
+    told = error_of(InputError, tmp_path, "one", "two")
+    assert "production_workloads: workload-19 in one and mine in the other" in told
+
+
 def test_a_matrix_that_only_has_more_releases_is_told_and_merged(tmp_path: Path) -> None:
     store_run(tmp_path, "one", [good_result()])
     other = store_run(tmp_path, "two", [good_result(torch="2.15.0")])

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from tests.verdict.sample_cells import good_result, suite_error, with_figures, with_suite
 from tests.verdict.stored_runs import judged_run
 from toto_compat.cli import cli
+from toto_compat.contract.cell_name import CellName
 from toto_compat.contract.request import Device
 from toto_compat.contract.result import Failure, Figure, Kind, Outcome, SuiteEvidence
 from toto_compat.contract.suites import Suite
@@ -32,6 +33,7 @@ from toto_compat.reference.showing import (
     thin_again,
     with_block,
 )
+from toto_compat.reference.torch_logs import LogCount, TwoCounts
 from toto_compat.verdict.judged_run import JudgedRun
 
 ROOT = Path(__file__).parent.parent.parent
@@ -212,6 +214,24 @@ def test_two_builds_of_a_release_are_told_apart() -> None:
 
 def test_a_command_can_be_copied_out_of_the_answer() -> None:
     assert "run `nox -s matrix -- --device cuda` on a machine" in readme_block(in_order(r13="good"), ())
+
+
+def test_releases_without_a_second_count_are_named_beside_those_with_one() -> None:
+    judged = judged_run(*(good_result(torch=torch, cache="upstream") for torch in ("2.9.0", "2.10.0", "2.13.0")))
+    both = TwoCounts(by_log=40, by_cell=40)
+    counted = LogCount(
+        cell=CellName("torch-2.9.0-cpu/upstream/default"),
+        torch="2.9.0+cpu",
+        recompiles=both,
+        graph_breaks=both,
+        of_result="",
+        log_lines=1,
+        log_sha256="",
+        taken="",
+    )
+    block = readme_block(judged, (counted,))
+    assert "agree on 1 of 1 releases; in 2.10.0 and 2.13.0 there is none, since no forecast came to its end." in block
+    assert "there is none" not in readme_block(judged_run(judged.cells[0].result), (counted,))
 
 
 @pytest.mark.parametrize(("newest", "told"), [("bad", "fails in"), ("undecided", "not decided in")])

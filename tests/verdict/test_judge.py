@@ -264,6 +264,13 @@ def test_reasons_are_one_line_without_control_characters() -> None:
     assert "by the kernel" in reason
 
 
+def test_a_reason_of_megabytes_is_cut() -> None:
+    missing = Figure(value=None, missing="C++ compile error " * 100_000)
+    reason = judge(with_figures(good_result(), {Gate.MEMORY: missing}), GATES).gates[Gate.MEMORY].reason
+    assert len(reason) < 3000
+    assert reason.endswith("...")
+
+
 @pytest.mark.parametrize("gate", [gate for gate in Gate if gate.rule.default is None])
 def test_a_gate_without_a_default_judges_only_where_a_limit_is_set(gate: Gate) -> None:
     result = with_figures(good_result(), {gate: 0.2})

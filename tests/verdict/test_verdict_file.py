@@ -138,6 +138,12 @@ def test_a_verdict_that_was_tampered_with_is_refused(tmp_path: Path, changes: di
         read_verdict(write_verdict(tmp_path, row(), **changes))
 
 
+@pytest.mark.parametrize("name", ["", "x\nexport LD_PRELOAD=y", "$(x)", "a b", "../x"], ids=repr)
+def test_a_cache_that_is_no_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="cache"):
+        read_verdict(write_verdict(tmp_path, row(cache=name)))
+
+
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo"])
 def test_what_cannot_be_read_is_an_error_and_no_hang(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "verdict.json"

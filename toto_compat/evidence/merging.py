@@ -145,7 +145,7 @@ def _judged_otherwise(first: RunInfo, other: RunInfo) -> Iterator[str]:
         if mine == its:
             continue
         if name != "gates":
-            yield f"{name}: {_shown(mine)} and {_shown(its)}"
+            yield f"{name}: {_both(mine, its)}"
             continue
         for gate in dict.fromkeys([*mine, *its]):
             if mine.get(gate) != its.get(gate):
@@ -161,7 +161,7 @@ def _asked_otherwise(first: Run, other: Run) -> Iterator[str]:
             before = known.get((part, name), asked)
             for field in type(asked).model_fields:
                 mine, its = getattr(before, field), getattr(asked, field)
-                line = f"{part} {name}: {field}: {_shown(mine)} and {_shown(its)}"
+                line = f"{part} {name}: {field}: {_both(mine, its)}"
                 if mine != its and line not in told:
                     told.add(line)
                     yield line
@@ -172,12 +172,21 @@ def _parts(cell: StoredCell) -> Iterator[tuple[str, str, BaseModel]]:
         yield part, named(cell), getattr(cell.request, part)
 
 
+def _both(mine: object, its: object) -> str:
+    """Show two values; of two lists only what the other one lacks."""
+    if isinstance(mine, tuple) and isinstance(its, tuple):
+        ours, theirs = (tuple(one for one in these if one not in those) for these, those in ((mine, its), (its, mine)))
+        if ours or theirs:  # else they differ in their order
+            return f"{_shown(ours)} in one and {_shown(theirs)} in the other"
+    return f"{_shown(mine)} and {_shown(its)}"
+
+
 def _shown(value: object) -> str:
-    if value is None:
+    if value is None or value == ():
         return "none"
     if isinstance(value, BaseModel):
         value = {name: one for name, one in value.model_dump(mode="json").items() if one is not None}
-    text = str(list(value) if isinstance(value, tuple) else value)
+    text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

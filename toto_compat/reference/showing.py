@@ -69,7 +69,7 @@ def readme_block(judged: JudgedRun, counts: Sequence[LogCount]) -> str:
         "",
         "FAIL names the [gate](docs/gates.md) that decided, or says that the compiled forecast raises; PASS has the "
         "gain over eager with toto-ts's own cache (lower end of the interval). "
-        f"{_counted(counts)}",
+        f"{_counted(counts, judged.cells)}",
         "",
         _with_commands(judged),
     ]
@@ -203,13 +203,18 @@ def _predicted(known: KnownWithoutGpu) -> str:
     return f"{graphs}{right}"
 
 
-def _counted(counts: Sequence[LogCount]) -> str:
+def _counted(counts: Sequence[LogCount], cells: Sequence[JudgedCell]) -> str:
     if not counts:
         return ""
     agreeing = sum(one.agree for one in counts)
+    caches = {one.cell.cache for one in counts}
+    of_them = [cell for cell in cells if cell.result.cell.cache in caches]
+    uncounted = {torch_release(cell) for cell in of_them} - {one.torch.partition("+")[0] for one in counts}
+    raising = ReleaseRange(Status.FAIL, tuple(sorted(uncounted, key=Version))).text if uncounted else ""
     return (
         "Recompiles and graph breaks of `upstream` were counted a second time, by the text of `TORCH_LOGS` alone: the "
-        f"two counts agree on {agreeing} of {len(counts)} releases."
+        f"two counts agree on {agreeing} of {len(counts)} releases"
+        f"{f'; in {raising} there is none, since no forecast came to its end' if raising else ''}."
     )
 
 

@@ -16,6 +16,9 @@ from toto_compat.matrix.gates import Gate
 from toto_compat.verdict.disturbances import disturbed_by
 from toto_compat.verdict.without_gpu import told_without_gpu
 
+# letters of a reason: reports have their own limits, and a cell's error can be a line of megabytes
+_LONGEST_LINE = 2000
+
 
 class Status(StrEnum):
     PASS = "PASS"  # noqa: S105 - a verdict, not a password
@@ -306,8 +309,9 @@ def _command_for_missing(result: CellResult, suite: Suite) -> str:
 
 
 def one_line(text: str) -> str:
-    """Make text from a log fit for a table: one line, and no control characters that a terminal would obey."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    """Make text from a log fit for a table: one line of a possible length, which tells no terminal what to do."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
 
 
 def _failure_line(evidence: SuiteEvidence) -> str:

@@ -24,6 +24,7 @@ _LONGEST_LIFE = timedelta(days=366)
 _HINT = "write it anew: toto-compat report RUN --format verdict --output FILE"
 _Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 _Line = Annotated[str, Field(max_length=2000)]
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,199}$")]
 
 
 class JudgedRow(StrictModel):
@@ -35,7 +36,7 @@ class JudgedRow(StrictModel):
     toto_ts: _Line
     xformers: str | None = None
     gpu: str | None = None
-    cache: _Line  # its name
+    cache: _Name
     cache_source: _Line = "builtin"  # or path/to/file.py:Class
     cache_identity: _Line = ""  # of the files of a user's own cache; '' where they changed since
     cache_class: _Line = ""  # module:qualname that was bound
