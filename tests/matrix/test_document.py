@@ -289,6 +289,39 @@ def test_a_long_text_is_cut_to_sixty_characters() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        f"x: {'9' * 5000}",
+        f"x: {'9' * 100}",
+        f"x: 0x{'f' * 5000}",
+        f"x: [{'7' * 4200}]",
+        f"x: !{'t' * 5000} 1",
+        f"x: !{'t' * 5000} [1]",
+        f"? {'k' * 5000}\n: !t 1",
+        f"? {'9' * 5000}\n: 1",
+        f"x: *{'a' * 5000}",
+    ],
+    ids=lambda text: text[:8].strip(),
+)
+def test_what_a_mistake_quotes_is_short_however_long_it_is_in_the_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(text, encoding="utf-8")
+    try:
+        mistakes = list(read_document(path).mistakes)
+    except MatrixFileError as error:
+        assert "undefined alias" in error.message
+        assert len(error.message) < 600
+    else:
+        assert len(mistakes) == 1
+        assert len(mistakes[0].describe(Path("m.yaml"))) < 400
+
+
+def test_a_number_of_any_length_that_is_of_use_is_a_number(read: Read) -> None:
+    document = read(f"x: {2**255}\n")
+    assert (document.data, document.mistakes) == ({"x": 2**255}, ())
+
+
+@pytest.mark.parametrize(
     ("mistake", "line"),
     [
         (Mistake(3, 1, "a.b", "x", "y"), "m.yaml:3: a.b: found x; accepted y"),

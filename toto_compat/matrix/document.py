@@ -15,6 +15,7 @@ KeyPath = tuple[str | int, ...]
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _MOST_VALUES = 100_000  # the shipped file has some hundreds
+_LONGEST_NUMBER = 256  # bits
 
 
 @dataclass(frozen=True, order=True)
@@ -102,8 +103,9 @@ def _yaml_mistake(error: yaml.MarkedYAMLError, text: str) -> Mistake:
         return Mistake(line, column, "", "a tab", "spaces to indent with")
     if alias := re.fullmatch(r"found undefined alias '(.+)'", problem):
         anchors = re.findall(r"&([\w-]+)", text)
-        accepted = f"the name of an anchor that stands above it: &{alias[1]}"
-        return Mistake(line, column, "", f"the undefined alias *{alias[1]}", accepted, nearest_name(alias[1], anchors))
+        name = _shortened(alias[1])
+        accepted = f"the name of an anchor that stands above it: &{name}"
+        return Mistake(line, column, "", f"the undefined alias *{name}", accepted, nearest_name(alias[1], anchors))
     if problem.startswith("found "):
         found = " ".join(part for part in (problem.removeprefix("found "), error.context) if part)
     else:
@@ -163,18 +165,24 @@ class _NodeReader:
         """Tell whether a list or mapping is a plain one; any other tag is a mistake, not something to pass over."""
         plain = bool(node.tag == f"tag:yaml.org,2002:{kind}")
         if not plain:
-            self._mistake(node, path, f"the tag {node.tag}", "plain lists and mappings")
+            self._mistake(node, path, f"the tag {_shortened(node.tag)}", "plain lists and mappings")
         return plain
 
     def _scalar(self, node: yaml.Node, path: KeyPath) -> Any:
+        misfit = f"{describe_value(node.value)} with the tag {_shortened(node.tag)}"
         if node.tag in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
-            self._mistake(node, path, f"{node.value!r} with the tag {node.tag}", "text, numbers, true, false or null")
+            self._mistake(node, path, misfit, "text, numbers, true, false or null")
             return None
         try:
-            return yaml.constructor.SafeConstructor().construct_object(node)
+            value = yaml.constructor.SafeConstructor().construct_object(node)
         except (yaml.constructor.ConstructorError, ValueError, KeyError, AttributeError, IndexError):
-            self._mistake(node, path, f"{node.value!r} with the tag {node.tag}", "text, numbers, true, false or null")
+            self._mistake(node, path, misfit, "text, numbers, true, false or null")
             return None
+        if isinstance(value, int) and value.bit_length() > _LONGEST_NUMBER:
+            # Python refuses to write it where a message quotes it, and nothing here is counted in such numbers.
+            self._mistake(node, path, f"{describe_value(node.value)}, a number too long to be meant", "a shorter one")
+            return None
+        return value
 
     def _entries(
         self, node: yaml.MappingNode, path: KeyPath, merging: tuple[yaml.Node, ...]
@@ -198,8 +206,9 @@ class _NodeReader:
                 self._mistake(key_node, path, "a list or mapping as a key", "text as a key")
                 continue
             if key_node.tag != "tag:yaml.org,2002:str":
-                kind = key_node.tag.rpartition(":")[2]
-                self._mistake(key_node, (*path, key), f"{key}, which YAML reads as {kind}", f'text as a key: "{key}"')
+                kind, short = _shortened(key_node.tag.rpartition(":")[2]), _shortened(key)
+                found, accepted = f"{short}, which YAML reads as {kind}", f'text as a key: "{short}"'
+                self._mistake(key_node, (*path, key), found, accepted)
             if key in own:
                 first = own[key][0].start_mark.line + 1
                 self._mistake(key_node, (*path, key), f"the key a second time (first in line {first})", "each key once")
@@ -222,13 +231,17 @@ def nearest_name(name: str, candidates: Iterable[str]) -> str | None:
 def describe_value(value: Any) -> str:
     """Show a value as the user wrote it, with what YAML made of it."""
     if isinstance(value, str):
-        return repr(value if len(value) <= 60 else value[:57] + "...")
+        return repr(_shortened(value))
     if isinstance(value, list | dict):
         kind = "list" if isinstance(value, list) else "mapping"
         return f"a {kind}" if value else f"an empty {kind}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value} (a number)" if isinstance(value, int | float) else f"{value} (a {type(value).__name__})"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def listed(names: Iterable[str]) -> str:
@@ -239,7 +252,8 @@ def _dotted(path: KeyPath) -> str:
     """Write a place as environments.torch-2.13.0-cpu.pins or modes[1]."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        key = part if isinstance(part, int) else _shortened(part)
+        text += f"[{key}]" if isinstance(part, int) else f".{key}" if text else str(key)
     return text
 
 
