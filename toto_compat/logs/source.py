@@ -71,21 +71,22 @@ def _unpacked(stream: io.BufferedReader) -> io.BufferedReader:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Turn what can be wrong with a file into what to do about it."""
+    """Turn what can be wrong with a file into what to do about it, whichever command reads it."""
     try:
         yield
     except FileNotFoundError:
         raise InputError(f"{name}: there is no such file", hint="Check the path; '-' reads standard input.") from None
     except IsADirectoryError:
-        raise InputError(f"{name} is a folder", hint=f"Name the logs in it: toto-compat analyze {name}/*.log") from None
+        raise InputError(f"{name} is a folder", hint=f"Name a log in it instead: {name}/*.log") from None
     except PermissionError:
         raise InputError(
-            f"{name}: no permission to read it", hint="Read it as its owner and pipe it: ... | toto-compat analyze -"
+            f"{name}: no permission to read it",
+            hint="Read it as its owner and pipe it, with - as the name of the log",
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
             f"{name}: the gzip data is damaged or cut off ({error})",
-            hint=f"Unpack what is left and pipe it: zcat {name} | toto-compat analyze -",
+            hint="Unpack what is left with zcat into a file, and give that as the log.",
         ) from None
     except OSError as error:
         raise InputError(
