@@ -104,3 +104,67 @@ def test_a_line_cut_short_keeps_what_it_says_and_the_limit(cut: int) -> None:
 def test_time_is_that_of_the_first_line() -> None:
     lines = [f"2025-11-04T10:14:1{number}Z {line}" for number, line in enumerate(LIMIT)]
     assert only(lines).time == "2025-11-04T10:14:10+00:00"
+
+
+@pytest.mark.parametrize("colour", ["\x1b[33m", "\x1b[1;33m", "\x1b[0m\x1b[38;5;214m"])
+def test_a_coloured_line_keeps_its_time(colour: str) -> None:
+    line = f"{colour}W1104 10:14:14.409000 torch/_dynamo/convert_frame.py:1358] [6/8] {LIMIT[0]}\x1b[0m"
+    assert only([line]).time == "--11-04T10:14:14.409000"
+    wrapped = [
+        f"{colour}W1104 10:14:14.409000 torch._dynamo hit\x1b[0m",
+        "W1104 10:14:14.409000 config.recompile_limit (8)",
+    ]
+    assert only(wrapped).time == "--11-04T10:14:14.409000"
+
+
+PLACE = "W1104 10:14:14.409000 101341 torch/_dynamo/convert_frame.py:1358] [6/8] "
+
+
+def row(line: str, *, first: str = "1762", last: str = "") -> str:
+    quoted = line.replace('"', '""')
+    return f'{first},"{quoted}"{last}'
+
+
+@pytest.mark.parametrize("prefix", [PLACE, "", "2025-11-04 10:14:14 | WARNING | "])
+@pytest.mark.parametrize(
+    "columns",
+    [{}, {"last": ",host-1"}, {"last": ',"host-1","x"'}, {"first": '"1762","bot"'}, {"first": "2025-11-04 10:14:14"}],
+)
+def test_rows_of_a_csv_export_give_what_their_field_says(prefix: str, columns: dict[str, str]) -> None:
+    plain = only(prefix + line for line in LIMIT)
+    event = only(row(prefix + line, **columns) for line in LIMIT)
+    assert (essence(event), event.logged_from, event.compile_id) == (PLAIN, plain.logged_from, plain.compile_id)
+
+
+def test_separators_of_other_exports_are_known() -> None:
+    for separator in ";\t":
+        assert essence(only(row(PLACE + line).replace(',"', f'{separator}"', 1) for line in LIMIT)) == PLAIN
+
+
+def test_quotes_within_the_field_are_those_of_the_message() -> None:
+    guard = '6/7: L["x"] == "a"'
+    assert only(row(line) for line in (*LIMIT[:2], f"   last reason: {guard}")).reason == guard
+
+
+def test_a_field_may_hold_all_lines_of_a_warning() -> None:
+    lines = row("\n".join(PLACE + line for line in LIMIT), last=",host-1").split("\n")
+    assert essence(only(lines)) == PLAIN
+    assert essence(only([*lines, "2025-11-04 10:14:14 | INFO | done"])) == PLAIN
+
+
+def test_a_row_that_holds_json_is_read_as_json() -> None:
+    rows = [row(json.dumps({"message": PLACE + line})) for line in LIMIT]
+    assert essence(only(rows)) == PLAIN
+
+
+def test_a_row_that_was_cut_at_a_width_is_read_whole() -> None:
+    for width in range(60, 201):
+        pieces = [
+            row(PLACE + line)[at : at + width] for line in LIMIT for at in range(0, len(row(PLACE + line)), width)
+        ]
+        assert essence(only(pieces)) == PLAIN, width
+
+
+@pytest.mark.parametrize("guard", ['6/7: L["x"] in ["a","b","c"]', '6/7: f(a,"b",c) == "d"', '6/7: x == "a"'])
+def test_quotes_of_a_message_that_is_in_no_field_stay(guard: str) -> None:
+    assert only([*LIMIT[:2], f"   last reason: {guard}"]).reason == guard

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ LONGEST_JSON = 1_000_000
 _LONGEST_PREFIX = 300  # the work on a line must not grow with the square of what stands before its message
 
 # 'W1104 10:14:14.409000 101341 torch/_dynamo/convert_frame.py:1358] [6/8] [__recompiles] '; pid, place, tags may lack.
-_TORCH_PREFIX = re.compile(
+TORCH_PREFIX = re.compile(
     r"(?<![A-Za-z0-9])[VDIWEC]\d{4} \d\d:\d\d:\d\d(?:[.,]\d+)?"
     r"(?: (?P<pid>\d+))?"
     r"(?: (?P<file>[^\s\]]+\.py):(?P<line>\d+)\])?"
@@ -26,6 +26,9 @@ _OTHER_PID = re.compile(r"\b(?:pid|PID|process|ForkPoolWorker-)[=: ]?\s?(\d+)\b|
 # pytest's '[convert_frame.py:1358]' and plain logging's 'convert_frame.py:1358'
 _OTHER_PLACE = re.compile(r"((?:[\w.-]+/)*[\w-]+\.py):(\d+)\b")
 
+_CSV_FIELD = re.compile(r'(?:(?<=[,;\t])|^)"([^"]*(?:""[^"]*)*)(?:"\s*(?=[,;\t]|$)|(?P<open>$))')
+_CSV_END = re.compile(r'([^"]*(?:""[^"]*)*)"\s*(?:[,;\t]|$)')
+
 _LEVEL = r"(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|NOTICE)"
 _OTHER_PREFIX = re.compile(
     r"\s*(?:"
@@ -36,6 +39,10 @@ _OTHER_PREFIX = re.compile(
     r"|(?:stdout|stderr) [FP]"
     r"|E(?=   )"
     r")"
+)
+_RECORD = re.compile(
+    r"\s*(?:[\[(]?(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d"
+    rf"|[VDIWEC]\d{{4}} \d\d:|\[?{_LEVEL}\b)"
 )
 # the names that Python, its pools and loggers give to threads
 _THREAD = re.compile(r"\b(MainThread|Thread-\d+|ThreadPoolExecutor-\d+_\d+|AnyIO worker thread|Dummy-\d+)\b")
@@ -54,6 +61,11 @@ def without_prefix(text: str) -> str:
             break
         rest = rest[prefix.end() :]
     return rest
+
+
+def begins_record(text: str) -> bool:
+    """Tell whether a line has a prefix of its own: a time, a level or a service."""
+    return bool(_RECORD.match(text) or _SERVICE.match(text) or TORCH_PREFIX.search(text))
 
 
 def joined(outer: str, inner: str) -> str:
@@ -78,6 +90,24 @@ def place_in_prefix(prefix: str) -> str:
     """Find the source line that a prefix other than torch's own names, '' if none."""
     places = _OTHER_PLACE.findall(prefix[-_LONGEST_PREFIX:])
     return f"{shorten_path(places[-1][0])}:{places[-1][1]}" if places else ""
+
+
+def read_row(raw: str, is_message: Callable[[str], object], *, inside: bool) -> tuple[str, bool]:
+    """Take a message out of the quoted field of a CSV export; tell as well whether the field goes on in the next line.
+
+    What stands before the field stays, as the prefix of the message. `inside` says that the line before left one open.
+    """
+    if inside:
+        end = _CSV_END.match(raw)
+        return (end[1].replace('""', '"'), False) if end else (raw, True)
+    brace = raw.find("{")
+    for field in _CSV_FIELD.finditer(raw):
+        if 0 <= brace < field.start():
+            break  # the quotes are those of JSON
+        message = field[1].replace('""', '"')
+        if is_message(message):
+            return raw[: field.start()] + message, field["open"] is not None
+    return raw, False
 
 
 def read_line(raw: str, number: int) -> Iterator[LogLine]:
@@ -106,7 +136,7 @@ def read_line(raw: str, number: int) -> Iterator[LogLine]:
 
 
 def _read_message(text: str, number: int, process: str) -> LogLine:
-    prefix = _TORCH_PREFIX.search(text)
+    prefix = TORCH_PREFIX.search(text)
     if not prefix:
         return LogLine(number, text, process)
     pid, file, line, tags = prefix.groups("")

@@ -9,11 +9,19 @@ from typing import Protocol
 
 from toto_compat.contract.events import Event
 from toto_compat.contract.failure_messages import FailureParser
-from toto_compat.contract.log_line import LogLine
+from toto_compat.contract.log_line import LogLine, printable
 from toto_compat.contract.torch_messages import CONTINUATION
-from toto_compat.logs.lines import LONGEST_JSON, place_in_prefix, process_in_prefix, read_line, without_prefix
+from toto_compat.logs.lines import (
+    LONGEST_JSON,
+    place_in_prefix,
+    process_in_prefix,
+    read_line,
+    read_row,
+    without_prefix,
+)
 from toto_compat.logs.scan import Scanner, scanner
 from toto_compat.logs.times import time_in
+from toto_compat.logs.wrapped import CUT_HEADS, may_be_cut, mended, width_of
 
 # A line without any of these cannot begin an event. Wherever a beginning is wrapped, one of its literals stays whole.
 LITERALS = (
@@ -58,12 +66,14 @@ LITERALS = (
     "NaN in ",
 )
 BYTE_LITERALS = tuple(literal.encode() for literal in LITERALS)
+_MAY_BEGIN = re.compile("|".join(map(re.escape, LITERALS)))
 # What a line must hold to be more to an unfinished event than a line that passes; colours may cut any word.
 _MAY_GO_ON = re.compile(
     rb"function: '|last reason:|triggered by|- |File \"|Reason: |Traceback|torch\._dynamo\.exc\.|reason="
     rb"|To log |To diag|from user code:|direct cause of the|During handling of"
     rb"|[VDIWEC]\d{4} \d\d:\d\d:\d\d|\\n|\"|\x1b|\r"
 )
+_CUT_HEADS = tuple(head.encode() for head in CUT_HEADS)
 _LONGEST_PREFIX = 200  # behind it a time is part of the message
 _BLOCK = 1 << 18  # what is scanned and then counted is still in the processor's cache
 
@@ -163,7 +173,7 @@ class BlockParser:
                 ends = end
             raw = bytes(block[begins:ends])
             number += 1
-            if not begins <= hit < ends and parser.only_waits and not _MAY_GO_ON.search(raw):
+            if not begins <= hit < ends and parser.only_waits and not _may_go_on(raw):
                 yield from parser.pass_by(raw)
             else:
                 yield from parser.feed(raw.decode("utf-8", "replace"), number)
@@ -179,18 +189,20 @@ class LogParser(FailureParser):
         self._expects_rest = False  # the last line looked like the first half of a wrapped beginning
         self._used = False  # the last line began an event or went into one
         self._raw = ""
+        self._in_field = False  # the last line left the field of a CSV export open
+        self._held: tuple[str, int, int] | None = None  # a line that may be cut, its number, the width of its pieces
         self.previous = ""
         self.previous_bytes: bytes | None = None  # decoded only if it is needed
 
     @property
     def idle(self) -> bool:
         """Say whether nothing is unfinished: a line that begins nothing can then be skipped unseen."""
-        return not self._open and not self._tracebacks and not self._expects_rest
+        return not self._open and not self._tracebacks and not self._expects_rest and self._held is None
 
     @property
     def only_waits(self) -> bool:
         """Tell whether only a line that says so itself can belong to what is unfinished."""
-        if self._expects_rest or self._tracebacks:
+        if self._expects_rest or self._tracebacks or self._held is not None:
             return False
         return not any(block.awaits_reason or block.awaits_location or block.exception_due for block in self._open)
 
@@ -207,9 +219,48 @@ class LogParser(FailureParser):
         """Take one physical line."""
         if self.previous_bytes is not None:
             self.previous, self.previous_bytes = self.previous_bytes.decode("utf-8", "replace"), None
+        raw = self._unquoted(raw.replace("\x00", ""))
+        width = 0
+        if self._held is not None:
+            (head, first, width), self._held = self._held, None
+            whole = mended(head, raw, width)
+            if whole is None:
+                width = 0
+                yield from self._read(head, first)
+        else:
+            whole, first = None, number - 1
+            if self.previous and (_may_begin(raw) or (not self.idle and CONTINUATION.search(raw))):
+                whole = mended(self.previous, raw)
+                width = width_of(self.previous) if whole is not None else 0
+        if whole is not None:
+            raw, number = self._unquoted(whole), first
+        if may_be_cut(raw) and self._is_awaited(raw):
+            self._held = raw, number, width or width_of(raw)
+        else:
+            yield from self._read(raw, number)
+
+    def close(self) -> Iterator[Event]:
+        """Take the last line as it is."""
+        if self._held is not None:
+            (head, number, _), self._held = self._held, None
+            yield from self._read(head, number)
+        yield from super().close()
+
+    def _unquoted(self, raw: str) -> str:
+        if '"' not in raw:
+            return raw
+        inside = self._in_field and not self.idle
+        raw, self._in_field = read_row(raw, _is_message, inside=inside)
+        return raw
+
+    def _is_awaited(self, raw: str) -> bool:
+        """Tell whether a line would be read if all others were passed by: only such a one can wait for its rest."""
+        return (not self.idle and _may_go_on(raw.encode("utf-8", "replace"))) or _may_begin(raw)
+
+    def _read(self, raw: str, number: int) -> Iterator[Event]:
         self._expects_rest = False
         self._used = False
-        self._raw = raw = raw.replace("\x00", "")
+        self._raw = raw
         for line in read_line(raw, number):
             yield from self.take(line)
         # A line that said something is complete: only one that did not can be the first half of a wrapped beginning.
@@ -221,11 +272,14 @@ class LogParser(FailureParser):
         if begins:
             self._used = True
             prefix = "" if line.torch_prefix else line.text[: begins.start()]
-            line = replace(
-                line,
-                process=line.process or (process_in_prefix(prefix) if prefix else ""),
-                logged_from=line.logged_from or (place_in_prefix(prefix) if prefix else ""),
-                time=line.time or time_in(self._raw[:_LONGEST_PREFIX]),
+            line = LogLine(
+                line.number,
+                line.text,
+                line.process or (process_in_prefix(prefix) if prefix else ""),
+                line.torch_prefix,
+                line.logged_from or (place_in_prefix(prefix) if prefix else ""),
+                line.compile_id,
+                line.time or _time_in_prefix(self._raw),
             )
             return line, begins
         wrapped = self._wrapped_beginning(line)
@@ -249,7 +303,7 @@ class LogParser(FailureParser):
                 earlier.torch_prefix,
                 earlier.logged_from or line.logged_from,
                 earlier.compile_id or line.compile_id,
-                earlier.time or line.time or time_in(self.previous[:_LONGEST_PREFIX]),
+                earlier.time or line.time or _time_in_prefix(self.previous),
             )
             begins = self._search(whole)
             if begins and begins.start() < len(head) < begins.end():
@@ -264,5 +318,19 @@ class LogParser(FailureParser):
         return belongs
 
 
+def _time_in_prefix(raw: str) -> str:
+    """Find the time in a prefix, which colours may stand in and before."""
+    text = raw[: 2 * _LONGEST_PREFIX]
+    return time_in((printable(text) if "\x1b" in text else text)[:_LONGEST_PREFIX])
+
+
+def _may_go_on(raw: bytes) -> bool:
+    return _MAY_GO_ON.search(raw) is not None or (b"  " in raw and raw.rstrip().endswith(_CUT_HEADS))
+
+
+def _is_message(text: str) -> bool:
+    return _may_begin(text) or CONTINUATION.search(text) is not None
+
+
 def _may_begin(text: str) -> bool:
-    return any(literal in text for literal in LITERALS)
+    return _MAY_BEGIN.search(text) is not None
