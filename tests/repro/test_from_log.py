@@ -168,7 +168,8 @@ def test_the_log_is_named_as_the_file_finds_it(tmp_path: Path, monkeypatch: pyte
 
 def test_a_guard_that_a_wrap_cut_may_go_on_when_it_comes_again(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
-    log.write_text(LIMIT.replace("kv_cache._current_idx", "kv_cache\n._current_idx"), encoding="utf-8")
+    cut = LIMIT.replace("kv_cache._current_idx", "kv_cache\n2025-11-04 10:14:15 INFO done\n._current_idx")
+    log.write_text(cut, encoding="utf-8")
     incident, _, _ = from_log(log, tmp_path / "i.yaml")
     assert incident.expect[0].reason_like == "*/7: kv_cache*"
     assert match_event(incident.expect[0], [LIMIT_HIT]).holds
