@@ -1,10 +1,11 @@
 """Running what was prepared: each cell's file is written once, when the cell ends. The run's folder is what is left."""
 
+import math
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from toto_compat.evidence.store import (
     log_path,
     point_latest,
     set_damaged_aside,
+    timing_name,
     write_cell,
     write_run_info,
 )
@@ -89,7 +91,7 @@ def _run_into(
 
     try:
         executor(asked.executor)(
-            prepared.ready,
+            longest_first(prepared.ready, store.known_seconds()) if _share_a_cpu(plan) else prepared.ready,
             runtime,
             jobs=plan.jobs,
             # a cluster hands out its own
@@ -111,6 +113,21 @@ def _run_into(
     if not asked.detach:
         write_run_info(run_folder, info.model_copy(update={"finished": utc_now()}))
     point_latest(asked.results, info.name)
+
+
+def _share_a_cpu(plan: Plan) -> bool:
+    return plan.jobs > 1 and plan.device is Device.CPU  # on a GPU they come in the order of interest
+
+
+def longest_first(cells: Sequence[ReadyCell], known: Mapping[str, float]) -> list[ReadyCell]:
+    """Begin, in each environment, with what nobody has timed yet and then with what took longest: a long cell that
+    comes last leaves the other cores idle."""
+    environments = list(dict.fromkeys(cell.request.cell.environment for cell in cells))
+
+    def rank(cell: ReadyCell) -> tuple[int, float]:
+        return environments.index(cell.request.cell.environment), -known.get(timing_name(cell.request), math.inf)
+
+    return sorted(cells, key=rank)
 
 
 def keep_cell(done: FinishedCell, key: str, run_folder: Path, store: CellStore, note: Callable[[str], None]) -> None:
