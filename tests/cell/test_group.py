@@ -49,6 +49,24 @@ def test_torch_is_imported_under_the_quiet_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.cell
+def test_a_process_that_has_let_go_of_the_lock_ends_at_once(tmp_path: Path) -> None:
+    """Interpreters take themselves down at their end, for seconds after a large compile, beside a timing loop."""
+    request, taken_down = tmp_path / "request.json", tmp_path / "taken-down"
+    request.write_text(quiet_request_in(tmp_path, Suite.MEMORY).model_dump_json(by_alias=True))
+    at_exit = f"import atexit, pathlib\natexit.register(pathlib.Path({str(taken_down)!r}).touch)\n"
+    (tmp_path / "sitecustomize.py").write_text(at_exit)
+    finished = subprocess.run(
+        [sys.executable, "-m", "toto_compat.cell.group", str(request), "observe", str(tmp_path / "observe.json")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT))), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert not taken_down.exists()
+
+
+@pytest.mark.cell
 def test_a_trial_works_under_the_lock_that_its_process_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
