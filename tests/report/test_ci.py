@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from tests.verdict.sample_cells import cell_request, good_result, production_incident, provenance, with_figures
-from tests.verdict.stored_runs import store_run
+from tests.verdict.stored_runs import judged_run, store_run
 from toto_compat.contract.result import CellResult, Failure, Figure
 from toto_compat.evidence.store import load_run
 from toto_compat.matrix.gates import Gate
@@ -48,7 +48,7 @@ def test_the_summary_answers_first_and_stays_under_githubs_limit(tmp_path: Path)
     assert "1 PASS, 1 FAIL, 0 INCONCLUSIVE" in text
     lacking = {Gate.MEMORY: Figure(value=None, missing="x" * 3000)}  # a reason is cut, and many are long all the same
     huge = [with_figures(good_result(torch=f"2.{minor}.0"), lacking) for minor in range(600)]
-    cut = step_summary(judged(tmp_path / "huge", *huge))
+    cut = step_summary(judged_run(*huge))
     assert len(cut.encode()) < 2**20
     assert "compatibility.md" in cut
 
