@@ -34,17 +34,22 @@ def quiet_request_in(folder: Path, *suites: Suite) -> CellRequest:
     return request.model_copy(update={"quiet_lock": str(folder / "quiet")})
 
 
-def test_torch_is_imported_under_the_quiet_lock(tmp_path: Path) -> None:
-    request = tmp_path / "request.json"
-    request.write_text(quiet_request_in(tmp_path).model_dump_json(by_alias=True))
-    (tmp_path / "torch.py").write_text(TORCH)
-    finished = subprocess.run(
-        [sys.executable, "-m", "toto_compat.cell.group", str(request), "observe", str(tmp_path / "observe.json")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT))), "PYTHONSAFEPATH": "1"},
+def started_with(request: Path) -> subprocess.CompletedProcess[str]:
+    """Run a group's process to its end; modules beside the request come before all others."""
+    return subprocess.run(
+        [sys.executable, "-m", "toto_compat.cell.group", str(request), "observe", str(request.with_name("observe.json"))],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(request.parent), str(ROOT))), "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_torch_is_imported_under_the_quiet_lock(tmp_path: Path) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(quiet_request_in(tmp_path).model_dump_json(by_alias=True))
+    (tmp_path / "torch.py").write_text(TORCH)
+    finished = started_with(request)
     assert "imported while the lock is held" in finished.stderr
 
 
@@ -55,13 +60,7 @@ def test_a_process_that_has_let_go_of_the_lock_ends_at_once(tmp_path: Path) -> N
     request.write_text(quiet_request_in(tmp_path, Suite.MEMORY).model_dump_json(by_alias=True))
     at_exit = f"import atexit, pathlib\natexit.register(pathlib.Path({str(taken_down)!r}).touch)\n"
     (tmp_path / "sitecustomize.py").write_text(at_exit)
-    finished = subprocess.run(
-        [sys.executable, "-m", "toto_compat.cell.group", str(request), "observe", str(tmp_path / "observe.json")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT))), "PYTHONSAFEPATH": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    finished = started_with(request)
     assert finished.returncode == 0, finished.stderr
     assert not taken_down.exists()
 
