@@ -36,8 +36,9 @@ def quiet_request_in(folder: Path, *suites: Suite) -> CellRequest:
 
 def started_with(request: Path) -> subprocess.CompletedProcess[str]:
     """Run a group's process to its end; modules beside the request come before all others."""
+    arguments = [str(request), "observe", str(request.with_name("observe.json"))]
     return subprocess.run(
-        [sys.executable, "-m", "toto_compat.cell.group", str(request), "observe", str(request.with_name("observe.json"))],
+        [sys.executable, "-m", "toto_compat.cell.group", *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join((str(request.parent), str(ROOT))), "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
